@@ -1,0 +1,127 @@
+//! Causal attention over packed sequences, the call.
+//!
+//! Rows of all sequences lie one after another without padding. No S × S buffer exists: scores are formed block by block and
+//! folded into a running softmax (the flash scheme: Dao et al., arXiv 2205.14135 and 2307.08691; the running softmax is
+//! Milakov & Gimelshein, arXiv 1805.02867). Blocks of keys are counted from the start of the sequence, so that a query row
+//! gets the same bits in any batch and also when it is the only row (generation with a cache).
+
+pub mod plain;
+
+use crate::error::{bad_shape, check_len};
+use crate::{Device, Result};
+
+/// One sequence: where its rows lie in Q and in K/V.
+///
+/// Query i of the sequence stands at position `kv_len − q_len + i` and sees keys 0..= that position (causal); in training
+/// `q_len == kv_len`, in generation the keys before the queries come from the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seq {
+    /// First row in Q, the output and the log-sum-exp.
+    pub q_start: usize,
+    /// Number of query rows.
+    pub q_len: usize,
+    /// First row in K and V.
+    pub kv_start: usize,
+    /// Number of key rows, at least `q_len`.
+    pub kv_len: usize,
+}
+
+/// The form of an attention call.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// The sequences; their Q rows must not overlap.
+    pub seqs: &'a [Seq],
+    /// Query heads N.
+    pub heads: usize,
+    /// Key/value heads K; divides `heads` (grouped-query attention).
+    pub kv_heads: usize,
+    /// Head dimension D.
+    pub head_dim: usize,
+    /// Factor of the scores, usually 1/√D.
+    pub scale: f32,
+    /// Sliding window: a query at position p sees keys p−window+1 ..= p.
+    pub window: Option<usize>,
+}
+
+impl Attention<'_> {
+    fn check(&self, tq: usize, tk: usize) -> Result<()> {
+        if self.heads == 0 || self.kv_heads == 0 || self.head_dim == 0 || self.heads % self.kv_heads != 0 {
+            return bad_shape(
+                "attention",
+                format!("{} query heads do not divide over {} key/value heads", self.heads, self.kv_heads),
+            );
+        }
+        if self.window == Some(0) {
+            return bad_shape("attention", "a window of 0 hides every key");
+        }
+        for s in self.seqs {
+            if s.q_start + s.q_len > tq || s.kv_start + s.kv_len > tk || s.kv_len < s.q_len {
+                return bad_shape("attention", format!("{s:?} does not fit {tq} query rows and {tk} key rows"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Forward. `q` [Tq,N,D], `k` and `v` [Tk,K,D] → `out` [Tq,N,D], `lse` [Tq,N] (natural log of the softmax denominator).
+/// Rows of `out` and `lse` outside every sequence are left alone.
+///
+/// # Errors
+/// If a length or a sequence does not fit.
+pub fn forward(
+    dev: &Device,
+    a: &Attention<'_>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    out: &mut [f32],
+    lse: &mut [f32],
+) -> Result<()> {
+    let (tq, tk) = (q.len() / (a.heads * a.head_dim).max(1), k.len() / (a.kv_heads * a.head_dim).max(1));
+    a.check(tq, tk)?;
+    check_len("attention", "q", q.len(), tq * a.heads * a.head_dim)?;
+    check_len("attention", "k", k.len(), tk * a.kv_heads * a.head_dim)?;
+    check_len("attention", "v", v.len(), k.len())?;
+    check_len("attention", "out", out.len(), q.len())?;
+    check_len("attention", "lse", lse.len(), tq * a.heads)?;
+    let _ = dev;
+    plain::forward(a, q, k, v, out, lse);
+    Ok(())
+}
+
+/// Backward. Takes the forward's `q`, `k`, `v`, `out`, `lse` and the gradient `dout` [Tq,N,D]; overwrites `dq` [Tq,N,D] on
+/// every sequence's rows and `dk`, `dv` [Tk,K,D] on every row that a sequence covers (others are left alone).
+///
+/// # Errors
+/// If a length or a sequence does not fit, or two sequences share key rows.
+#[allow(clippy::similar_names)]
+pub fn backward(
+    dev: &Device,
+    a: &Attention<'_>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    dout: &[f32],
+    dq: &mut [f32],
+    dk: &mut [f32],
+    dv: &mut [f32],
+) -> Result<()> {
+    let (tq, tk) = (q.len() / (a.heads * a.head_dim).max(1), k.len() / (a.kv_heads * a.head_dim).max(1));
+    a.check(tq, tk)?;
+    for (what, got, want) in [
+        ("v", v.len(), k.len()),
+        ("out", out.len(), q.len()),
+        ("lse", lse.len(), tq * a.heads),
+        ("dout", dout.len(), q.len()),
+        ("dq", dq.len(), q.len()),
+        ("dk", dk.len(), k.len()),
+        ("dv", dv.len(), k.len()),
+    ] {
+        check_len("attention backward", what, got, want)?;
+    }
+    let _ = dev;
+    plain::backward(a, q, k, v, out, lse, dout, dq, dk, dv);
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! The reference attention: one query row at a time, the whole row of scores, in f64.
+
+use super::Attention;
+
+fn visible(a: &Attention<'_>, position: usize) -> std::ops::Range<usize> {
+    let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
+    first..position + 1
+}
+
+fn dot(x: &[f32], y: &[f32]) -> f64 {
+    x.iter().zip(y).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+/// See [`super::forward`].
+pub fn forward(a: &Attention<'_>, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32], lse: &mut [f32]) {
+    let (n, kh, d) = (a.heads, a.kv_heads, a.head_dim);
+    for s in a.seqs {
+        for i in 0..s.q_len {
+            let keys = visible(a, s.kv_len - s.q_len + i);
+            for h in 0..n {
+                let row = ((s.q_start + i) * n + h) * d;
+                let kv = |j: usize| ((s.kv_start + j) * kh + h / (n / kh)) * d;
+                let scores: Vec<f64> =
+                    keys.clone().map(|j| f64::from(a.scale) * dot(&q[row..row + d], &k[kv(j)..kv(j) + d])).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+                lse[(s.q_start + i) * n + h] = (max + sum.ln()) as f32;
+                for e in 0..d {
+                    let o: f64 =
+                        keys.clone().zip(&scores).map(|(j, s)| (s - max).exp() / sum * f64::from(v[kv(j) + e])).sum();
+                    out[row + e] = o as f32;
+                }
+            }
+        }
+    }
+}
+
+/// See [`super::backward`].
+pub fn backward(
+    a: &Attention<'_>,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    dout: &[f32],
+    dq: &mut [f32],
+    dk: &mut [f32],
+    dv: &mut [f32],
+) {
+    let (n, kh, d) = (a.heads, a.kv_heads, a.head_dim);
+    for s in a.seqs {
+        let kv_rows = s.kv_start * kh * d..(s.kv_start + s.kv_len) * kh * d;
+        dk[kv_rows.clone()].fill(0.0);
+        dv[kv_rows].fill(0.0);
+        for i in 0..s.q_len {
+            for h in 0..n {
+                let row = ((s.q_start + i) * n + h) * d;
+                let (qr, or, gr) = (&q[row..row + d], &out[row..row + d], &dout[row..row + d]);
+                let delta = dot(gr, or);
+                let l = f64::from(lse[(s.q_start + i) * n + h]);
+                let mut g = vec![0f64; d];
+                for j in visible(a, s.kv_len - s.q_len + i) {
+                    let kv = ((s.kv_start + j) * kh + h / (n / kh)) * d;
+                    let p = (f64::from(a.scale) * dot(qr, &k[kv..kv + d]) - l).exp();
+                    let ds = p * (dot(gr, &v[kv..kv + d]) - delta) * f64::from(a.scale);
+                    for e in 0..d {
+                        g[e] += ds * f64::from(k[kv + e]);
+                        dk[kv + e] += (ds * f64::from(qr[e])) as f32;
+                        dv[kv + e] += (p * f64::from(gr[e])) as f32;
+                    }
+                }
+                for e in 0..d {
+                    dq[row + e] = g[e] as f32;
+                }
+            }
+        }
+    }
+}

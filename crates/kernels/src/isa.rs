@@ -1,0 +1,54 @@
+//! Which instruction set a call runs on, chosen at run time.
+
+use std::fmt;
+
+/// An instruction-set level that the kernels have code for, weakest first.
+///
+/// The level decides the rounding of a result (fused or separate multiply-add, lane order of a reduction), so two levels
+/// agree within rounding but not bit for bit. One level gives the same bits on every machine that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Plain Rust, whatever the processor.
+    Portable,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL and DQ.
+    Avx512,
+}
+
+impl Isa {
+    /// The best level of this processor.
+    pub fn detect() -> Isa {
+        *Isa::available().last().unwrap_or(&Isa::Portable)
+    }
+
+    /// Every level that this processor can run, weakest first. Tests run all of them.
+    pub fn available() -> Vec<Isa> {
+        #[allow(unused_mut)]
+        let mut all = vec![Isa::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                all.push(Isa::Avx2);
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                {
+                    all.push(Isa::Avx512);
+                }
+            }
+        }
+        all
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2+fma",
+            Isa::Avx512 => "avx512",
+        })
+    }
+}
