@@ -47,6 +47,7 @@ pub mod layer_norm;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
+pub mod scratch;
 
 pub use device::Device;
 pub use error::{KernelError, Result};

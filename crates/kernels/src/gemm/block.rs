@@ -1,0 +1,132 @@
+//! Caches: packing blocks of the operands into panels, and multiplying packed blocks tile by tile.
+
+use super::tile::{Src, Tile};
+use crate::Mat;
+
+/// An operand as the packing sees it: op(A)[i, p] or op(B)[p, i], with i along the panel and p along k.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand {
+    src: Src,
+    ld: usize,
+    /// Whether memory rows run along k: element (i, p) lies at i·ld + p; else at p·ld + i.
+    k_contiguous: bool,
+}
+
+// SAFETY: a read-only view; `gemm` keeps the borrow behind it alive until every task is done.
+unsafe impl Send for Operand {}
+// SAFETY: as above.
+unsafe impl Sync for Operand {}
+
+impl Operand {
+    pub(crate) fn new(m: &Mat<'_>, ld: usize, k_contiguous: bool) -> Operand {
+        let src = match m {
+            Mat::F32(x) => Src::F32(x.as_ptr()),
+            Mat::Bf16(x) => Src::Bf16(x.as_ptr()),
+        };
+        Operand { src, ld, k_contiguous }
+    }
+
+    /// Packs rows `i0..i0+count`, steps `p0..p0+k`, into panels of `panel` rows; a narrower last panel is padded with zeros to
+    /// a multiple of `lanes`.
+    ///
+    /// # Safety
+    /// The ranges lie in the operand; `dst` takes `count` rounded up to `lanes`, times `k` values; the processor has the
+    /// instruction set of `T`.
+    pub(crate) unsafe fn pack<T: Tile>(
+        &self,
+        (i0, count): (usize, usize),
+        (p0, k): (usize, usize),
+        (panel, lanes): (usize, usize),
+        dst: *mut f32,
+    ) {
+        for i in (0..count).step_by(panel) {
+            let rows = panel.min(count - i);
+            let width = rows.next_multiple_of(lanes);
+            let at = if self.k_contiguous { (i0 + i) * self.ld + p0 } else { p0 * self.ld + i0 + i };
+            // SAFETY: the panel is a part of what the caller promises; the panels before it are full, so it starts at i·k.
+            unsafe {
+                let src = match self.src {
+                    Src::F32(x) => Src::F32(x.add(at)),
+                    Src::Bf16(x) => Src::Bf16(x.add(at)),
+                };
+                let dst = dst.add(i * k);
+                if self.k_contiguous {
+                    T::pack_across(src, self.ld, rows, k, width, dst);
+                } else {
+                    T::pack_along(src, self.ld, rows, k, width, dst);
+                }
+            }
+        }
+    }
+}
+
+/// What happens to a finished sum: C = α·sum + bias.
+#[derive(Clone, Copy)]
+pub(crate) struct Finish {
+    pub(crate) alpha: f32,
+    /// Bias of the first column, or null.
+    pub(crate) bias: *const f32,
+}
+
+// SAFETY: a read-only view, alive as long as the call.
+unsafe impl Send for Finish {}
+// SAFETY: as above.
+unsafe impl Sync for Finish {}
+
+impl Finish {
+    /// The same for the columns from `j` on.
+    pub(crate) fn from_column(self, j: usize) -> Finish {
+        Finish { bias: if self.bias.is_null() { self.bias } else { self.bias.wrapping_add(j) }, ..self }
+    }
+
+    /// # Safety
+    /// `c` has `m` rows of `n` elements at stride `ldc`; the bias, if any, has `n`.
+    unsafe fn apply(&self, c: *mut f32, ldc: usize, m: usize, n: usize) {
+        for i in 0..m {
+            // SAFETY: the caller's promise.
+            let (row, bias) = unsafe {
+                (
+                    std::slice::from_raw_parts_mut(c.add(i * ldc), n),
+                    (!self.bias.is_null()).then(|| std::slice::from_raw_parts(self.bias, n)),
+                )
+            };
+            if self.alpha != 1.0 {
+                row.iter_mut().for_each(|x| *x *= self.alpha);
+            }
+            if let Some(bias) = bias {
+                row.iter_mut().zip(bias).for_each(|(x, b)| *x += b);
+            }
+        }
+    }
+}
+
+/// C[m, n] = (C or 0) + A·B over packed blocks of depth `k`, then `finish` if the sums are complete.
+///
+/// # Safety
+/// `a` and `b` are packed with panels of T::MR (unpadded) and T::NR (padded to T::LANES), all of depth `k`; `c` has `m` rows of
+/// `n` elements at stride `ldc`, which nobody else touches; the processor has the instruction set of `T`.
+pub(crate) unsafe fn multiply<T: Tile>(
+    (m, n, k): (usize, usize, usize),
+    a: *const f32,
+    b: *const f32,
+    c: *mut f32,
+    ldc: usize,
+    from_c: bool,
+    finish: Option<Finish>,
+) {
+    // A panel of B stays in the first-level cache while the block of A, from the second, passes by.
+    for j in (0..n).step_by(T::NR) {
+        let nr = T::NR.min(n - j);
+        for i in (0..m).step_by(T::MR) {
+            let mr = T::MR.min(m - i);
+            // SAFETY: the tile is a part of C; the panels before are full, so these start at i·k and j·k.
+            unsafe {
+                let tile = c.add(i * ldc + j);
+                T::multiply(mr, nr, k, a.add(i * k), b.add(j * k), tile, ldc, from_c);
+                if let Some(f) = finish {
+                    f.from_column(j).apply(tile, ldc, mr, nr);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Threads: how a product is cut into tasks.
+//!
+//! *Wide* products (many rows): a stretch of B is packed once by all threads, then blocks of rows are the tasks; each packs its
+//! own rows of A and walks the whole stretch. *Narrow* ones (few rows, as in decoding): A is packed once, then groups of
+//! columns are the tasks; each packs one panel of B at a time into the first-level cache and uses it at once, so that B, the
+//! weights, streams from memory exactly once.
+//!
+//! No cut is visible in the result: every element is one chain over k, and where k is cut, the chain goes on from C.
+
+use super::block::{Finish, Operand, multiply};
+use super::tile::{Tile, portable::Portable};
+#[cfg(target_arch = "x86_64")]
+use super::tile::{avx2::Avx2, avx512::Avx512};
+use crate::team::SendPtr;
+use crate::{Device, Isa};
+
+/// Sizes of the cuts. Any values give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocking {
+    /// Steps of k in a packed block.
+    pub kc: usize,
+    /// Rows of A in a packed block: kc × mc values stay in the second-level cache.
+    pub mc: usize,
+    /// Values of B that are packed at once, for all threads.
+    pub stretch: usize,
+    /// Largest number of rows that counts as narrow.
+    pub narrow: usize,
+    /// Steps of k in a panel of a narrow product.
+    pub narrow_kc: usize,
+}
+
+impl Blocking {
+    /// The sizes that measured best for an instruction set (docs/performance-notes.md, section GEMM).
+    pub fn best(isa: Isa) -> Blocking {
+        match isa {
+            Isa::Avx512 => Blocking { kc: 384, mc: 192, stretch: 1 << 21, narrow: 64, narrow_kc: 256 },
+            Isa::Avx2 => Blocking { kc: 256, mc: 144, stretch: 1 << 20, narrow: 64, narrow_kc: 256 },
+            Isa::Portable => Blocking { kc: 256, mc: 128, stretch: 1 << 20, narrow: 64, narrow_kc: 256 },
+        }
+    }
+}
+
+/// A product in raw form: sums into C, starting from C or from zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) a: Operand,
+    pub(crate) b: Operand,
+    pub(crate) c: SendPtr<f32>,
+    pub(crate) from_c: bool,
+    pub(crate) finish: Option<Finish>,
+}
+
+/// Runs a product with m, n, k ≥ 1.
+///
+/// # Safety
+/// The operands cover M × K and K × N, C is M × N at stride N and nobody else touches it during the call; all stay alive.
+pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) {
+    // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
+    unsafe {
+        match dev.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => run_tile::<Avx512>(dev, p, by),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run_tile::<Avx2>(dev, p, by),
+            _ => run_tile::<Portable>(dev, p, by),
+        }
+    }
+}
+
+/// # Safety
+/// As [`run`]; the processor has the instruction set of `T`.
+unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+    // SAFETY: the caller's promise.
+    unsafe { if p.m <= by.narrow { narrow::<T>(dev, p, by) } else { wide::<T>(dev, p, by) } }
+}
+
+/// The number of equal pieces, no longer than `most`, that `len` falls into, and their length rounded up to `unit`.
+fn even(len: usize, most: usize, unit: usize) -> usize {
+    len.div_ceil(len.div_ceil(most.max(1))).next_multiple_of(unit)
+}
+
+/// # Safety
+/// As [`run_tile`].
+unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+    let kc = even(p.k, by.kc, 16);
+    let k_stretch = even(p.k, (by.stretch / p.n.min(4 * T::NR)).max(kc).min(8 * kc), kc);
+    let nc = even(p.n, (by.stretch / k_stretch).max(T::NR), T::NR);
+    let threads = dev.team().threads();
+    let blocks = p.m.div_ceil(by.mc).next_multiple_of(threads);
+    let mc = even(p.m, p.m.div_ceil(blocks), T::MR);
+    let mut packed = dev.scratch().packed().take(k_stretch * nc.next_multiple_of(T::LANES));
+    let packed = SendPtr(packed.as_mut_ptr());
+    for j0 in (0..p.n).step_by(nc) {
+        let n = nc.min(p.n - j0);
+        let n_padded = n.next_multiple_of(T::LANES);
+        for k0 in (0..p.k).step_by(k_stretch) {
+            let depth = k_stretch.min(p.k - k0);
+            let panels = n.div_ceil(T::NR);
+            dev.team().run(depth.div_ceil(kc) * panels, &|task, _| {
+                let (p0, j) = (task / panels * kc, task % panels * T::NR);
+                let k = kc.min(depth - p0);
+                // SAFETY: a panel inside B; each task writes its own panel of the stretch, which holds depth × n_padded.
+                unsafe {
+                    let dst = packed.get().add(p0 * n_padded + j * k);
+                    p.b.pack::<T>((j0 + j, T::NR.min(n - j)), (k0 + p0, k), (T::NR, T::LANES), dst);
+                }
+            });
+            dev.team().run(p.m.div_ceil(mc), &|task, worker| {
+                let (i, mut space) = (task * mc, dev.scratch().worker(worker).take(mc * kc));
+                let (m, a) = (mc.min(p.m - i), space.as_mut_ptr());
+                for p0 in (0..depth).step_by(kc) {
+                    let k = kc.min(depth - p0);
+                    let last = k0 + p0 + k == p.k;
+                    // SAFETY: rows i..i+m and columns j0..j0+n of C belong to this task alone; `a` holds mc × kc values; the
+                    // stretch was packed by the run before.
+                    unsafe {
+                        p.a.pack::<T>((i, m), (k0 + p0, k), (T::MR, 1), a);
+                        multiply::<T>(
+                            (m, n, k),
+                            a,
+                            packed.get().add(p0 * n_padded),
+                            p.c.get().add(i * p.n + j0),
+                            p.n,
+                            p.from_c || k0 + p0 > 0,
+                            p.finish.filter(|_| last).map(|f| f.from_column(j0)),
+                        );
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// # Safety
+/// As [`run_tile`].
+unsafe fn narrow<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+    let kc = even(p.k, by.narrow_kc, 16);
+    let mut packed = dev.scratch().packed().take(p.m * p.k);
+    let a = SendPtr(packed.as_mut_ptr());
+    // SAFETY: k-blocks of A inside the buffer, each written by one task.
+    let pack_a = |task: usize| unsafe {
+        let p0 = task * kc;
+        p.a.pack::<T>((0, p.m), (p0, kc.min(p.k - p0)), (T::MR, 1), a.get().add(p0 * p.m));
+    };
+    let blocks = p.k.div_ceil(kc);
+    if p.m * p.k < 1 << 16 {
+        (0..blocks).for_each(pack_a);
+    } else {
+        dev.team().run(blocks, &|task, _| pack_a(task));
+    }
+    let panels = p.n.div_ceil(T::NR);
+    let per_task = panels.div_ceil(8 * dev.team().threads());
+    dev.team().run(panels.div_ceil(per_task), &|task, worker| {
+        let mut space = dev.scratch().worker(worker).take(kc * T::NR.next_multiple_of(T::LANES));
+        let b = space.as_mut_ptr();
+        for panel in task * per_task..panels.min((task + 1) * per_task) {
+            let j = panel * T::NR;
+            let n = T::NR.min(p.n - j);
+            for p0 in (0..p.k).step_by(kc) {
+                let k = kc.min(p.k - p0);
+                let last = p0 + k == p.k;
+                // SAFETY: columns j..j+n of C belong to this task alone; `b` holds a panel of kc steps; A was packed before.
+                unsafe {
+                    p.b.pack::<T>((j, n), (p0, k), (T::NR, T::LANES), b);
+                    multiply::<T>(
+                        (p.m, n, k),
+                        a.get().add(p0 * p.m),
+                        b,
+                        p.c.get().add(j),
+                        p.n,
+                        p.from_c || p0 > 0,
+                        p.finish.filter(|_| last).map(|f| f.from_column(j)),
+                    );
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,181 @@
+//! Every product against its definition: one chain of multiply-adds an element, compared by bits.
+
+use super::*;
+use crate::Isa;
+use half::bf16;
+use phalanx_testkit::{rel_norm, values};
+use proptest::prelude::*;
+
+/// One operand in both storage types; the f32 form holds the bf16 values where those are asked for.
+struct Stored {
+    f32: Vec<f32>,
+    bf16: Option<Vec<bf16>>,
+}
+
+impl Stored {
+    fn new(seed: u64, n: usize, half: bool) -> Stored {
+        let f32 = values(seed, n);
+        if half {
+            let b: Vec<bf16> = f32.iter().map(|&x| bf16::from_f32(x)).collect();
+            Stored { f32: b.iter().map(|x| x.to_f32()).collect(), bf16: Some(b) }
+        } else {
+            Stored { f32, bf16: None }
+        }
+    }
+    fn mat(&self) -> Mat<'_> {
+        match &self.bf16 {
+            Some(b) => Mat::Bf16(b),
+            None => Mat::F32(&self.f32),
+        }
+    }
+}
+
+fn transposed(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..rows * cols).map(|i| x[i % rows * cols + i / rows]).collect()
+}
+
+/// The definition, in the arithmetic of an instruction set.
+fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
+    let fused = isa != Isa::Portable;
+    for i in 0..g.m {
+        for j in 0..g.n {
+            let c = &mut c[i * g.n + j];
+            let mut sum = if g.accumulate && g.alpha == 1.0 { *c } else { 0.0 };
+            for p in 0..g.k {
+                let a = g.a.at(if g.a_trans { p * g.m + i } else { i * g.k + p });
+                let b = g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
+                sum = if fused { a.mul_add(b, sum) } else { sum + a * b };
+            }
+            if g.alpha != 1.0 {
+                sum *= g.alpha;
+                if g.accumulate {
+                    sum += *c;
+                }
+            }
+            *c = sum + g.bias.map_or(0.0, |b| b[j]);
+        }
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+const SIZES: [usize; 20] = [0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 47, 48, 49, 64, 97, 131];
+
+/// Cuts so small that tests cross every one of them.
+fn tiny(narrow: usize) -> Blocking {
+    Blocking { kc: 24, mc: 16, stretch: 2000, narrow, narrow_kc: 17 }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_element_is_one_chain(
+        (m, n, k) in (prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..])),
+        (a_trans, b_trans, a_half, b_half) in any::<(bool, bool, bool, bool)>(),
+        (accumulate, with_bias, scaled) in any::<(bool, bool, bool)>(),
+        threads in prop::sample::select(&[1usize, 2, 3, 5][..]),
+        cut in 0usize..3,
+        seed in any::<u64>(),
+    ) {
+        let (a, b) = (Stored::new(seed, m * k, a_half), Stored::new(seed ^ 1, k * n, b_half));
+        let bias = values(seed ^ 2, n);
+        let g = Gemm {
+            m, n, k, a: a.mat(), a_trans, b: b.mat(), b_trans,
+            alpha: if scaled { 0.37 } else { 1.0 },
+            accumulate,
+            bias: (with_bias && !accumulate).then_some(&bias[..]),
+        };
+        let c0 = values(seed ^ 3, m * n);
+        for isa in Isa::available() {
+            let dev = Device::with_isa(isa, threads).unwrap();
+            let by = [tiny(0), tiny(200), Blocking::best(isa)][cut];
+            let (mut got, mut want) = (c0.clone(), c0.clone());
+            gemm_blocked(&dev, &g, &mut got, &by).unwrap();
+            chain(isa, &g, &mut want);
+            prop_assert_eq!(bits(&got), bits(&want), "{} {:?}", isa, by);
+        }
+    }
+}
+
+/// One token alone, in a batch of any size, in any layout and for any team: the same row of C.
+#[test]
+fn a_row_does_not_know_its_neighbours() {
+    let (m, n, k) = (1100, 131, 803);
+    let (a, b) = (values(1, m * k), values(2, k * n));
+    let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
+    for isa in Isa::available() {
+        let mut want: Option<Vec<f32>> = None;
+        for threads in [1, 2, 3] {
+            let dev = Device::with_isa(isa, threads).unwrap();
+            let forms = [
+                Gemm::nn(m, n, k, (&a).into(), (&b).into()),
+                Gemm::nt(m, n, k, (&a).into(), (&bt).into()),
+                Gemm::tn(m, n, k, (&at).into(), (&b).into()),
+                Gemm::tt(m, n, k, (&at).into(), (&bt).into()),
+            ];
+            for g in forms {
+                let mut c = vec![f32::NAN; m * n];
+                gemm(&dev, &g, &mut c).unwrap();
+                let want = want.get_or_insert_with(|| c.clone());
+                assert!(
+                    bits(&c) == bits(want),
+                    "{isa} {threads} threads, a_trans {}, b_trans {}",
+                    g.a_trans,
+                    g.b_trans
+                );
+            }
+            let want = want.as_ref().unwrap();
+            for rows in [1usize, 2, 7, 16, 65, 200] {
+                for first in [0, 500, m - rows] {
+                    let part: Mat<'_> = a[first * k..(first + rows) * k].into();
+                    let mut c = vec![f32::NAN; rows * n];
+                    gemm(&dev, &Gemm::nt(rows, n, k, part, (&bt).into()), &mut c).unwrap();
+                    assert!(
+                        bits(&c) == bits(&want[first * n..(first + rows) * n]),
+                        "{isa} {threads} threads, {rows} rows from {first}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn close_to_the_f64_reference() {
+    for (m, n, k) in [(300, 200, 1000), (1, 500, 3000), (70, 33, 5000)] {
+        for isa in Isa::available() {
+            for half in [false, true] {
+                let dev = Device::with_isa(isa, 2).unwrap();
+                let (a, b) = (Stored::new(7, m * k, half), Stored::new(8, k * n, half));
+                let bias = values(9, n);
+                let g = Gemm::nt(m, n, k, a.mat(), b.mat()).alpha(0.5).bias(Some(&bias));
+                let (mut got, mut want) = (vec![0.0; m * n], vec![0.0; m * n]);
+                gemm(&dev, &g, &mut got).unwrap();
+                plain::gemm(&g, &mut want);
+                let err = rel_norm(&got, &want);
+                assert!(err < 2e-6, "{isa} {m} {n} {k}: {err}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_refused_and_nothing_is_written() {
+    let dev = Device::new(2);
+    let (a, b, bias) = (values(1, 6), values(2, 6), values(3, 2));
+    let mut c = vec![9.0; 4];
+    for g in [
+        Gemm::nt(2, 2, 4, (&a).into(), (&b).into()),
+        Gemm::nt(2, 3, 3, (&a).into(), (&b).into()),
+        Gemm::nt(3, 2, 2, (&a).into(), (&b).into()),
+        Gemm::nt(2, 2, 3, (&a).into(), (&b).into()).bias(Some(&bias[..1])),
+        Gemm::nt(2, 2, 3, (&a).into(), (&b).into()).bias(Some(&bias)).accumulate(true),
+        Gemm::nt(usize::MAX, 2, 3, (&a).into(), (&b).into()),
+    ] {
+        assert!(gemm(&dev, &g, &mut c).is_err(), "{g:?}");
+    }
+    assert_eq!(c, [9.0; 4]);
+}

@@ -1,0 +1,61 @@
+//! Registers: a small block of C multiplied from packed panels, and the packing of those panels, for each instruction set.
+//!
+//! A *panel* is a few rows of op(A) or a few columns of op(B), laid out so that the multiply reads it front to back: for each
+//! k in turn, one value of every row (or column). The last panel of an operand is narrower; its layout follows its own width.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+use half::bf16;
+
+/// Where a panel's elements lie in memory: f32 or bf16, at an element stride of 1 one way and `ld` the other way.
+#[derive(Clone, Copy)]
+pub(crate) enum Src {
+    F32(*const f32),
+    Bf16(*const bf16),
+}
+
+/// The work of one instruction set.
+pub(crate) trait Tile {
+    /// Rows of a full A panel.
+    const MR: usize;
+    /// Columns of a full B panel.
+    const NR: usize;
+    /// Values in a register: the width of a B panel is a multiple of this, padded with zeros.
+    const LANES: usize;
+
+    /// C[mr, nr] = (C or 0) + Σₖ a[k]·b[k], each element one chain over k in order.
+    ///
+    /// `a` is a panel of width `mr`, `b` one of width `nr` rounded up to LANES.
+    ///
+    /// # Safety
+    /// 1 ≤ `mr` ≤ MR, 1 ≤ `nr` ≤ NR; the panels hold `k` steps; `c` has `mr` rows of `nr` elements at stride `ldc`, which
+    /// nobody else touches; the processor has the instruction set.
+    unsafe fn multiply(
+        mr: usize,
+        nr: usize,
+        k: usize,
+        a: *const f32,
+        b: *const f32,
+        c: *mut f32,
+        ldc: usize,
+        from_c: bool,
+    );
+
+    /// `dst[p·width + i] = src[i·ld + p]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
+    /// along k.
+    ///
+    /// # Safety
+    /// The source covers `rows` rows of `k` elements, `dst` takes `width`·`k`; the processor has the instruction set.
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32);
+
+    /// `dst[p·width + i] = src[p·ld + i]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
+    /// across the panel.
+    ///
+    /// # Safety
+    /// The source covers `k` rows of `rows` elements, `dst` takes `width`·`k`; the processor has the instruction set.
+    unsafe fn pack_along(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32);
+}

@@ -1,0 +1,212 @@
+//! Memory straight from the kernel: 2 MiB-aligned, huge pages advised, zeroed; and the working buffers of a [`Device`].
+//!
+//! With 4 KiB pages a large product spends up to half its time in page walks (measured: docs/performance-notes.md), and a
+//! `Vec` gives no say in the matter. A [`HugeBuf`] is one anonymous mapping, owned; the tensor pool builds on it too.
+//!
+//! [`Device`]: crate::Device
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard};
+
+/// Alignment of every buffer, and the size of a huge page on x86-64 and arm64.
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// An owned, zeroed mapping, aligned to [`HUGE_PAGE`].
+///
+/// Pages are taken from the system when first touched. Sizes of at least [`HUGE_PAGE`] are rounded up to whole huge pages,
+/// smaller ones to 4 KiB. Access is through the raw pointer: what the bytes mean is the owner's affair.
+pub struct HugeBuf {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and has no ties to a thread.
+unsafe impl Send for HugeBuf {}
+// SAFETY: a shared `HugeBuf` gives out nothing but its address and length.
+unsafe impl Sync for HugeBuf {}
+
+impl HugeBuf {
+    /// Maps at least `bytes` bytes of zeros; 0 bytes map nothing.
+    ///
+    /// # Errors
+    /// What `mmap` reports, usually that there is no memory left.
+    pub fn new(bytes: usize) -> io::Result<HugeBuf> {
+        let unit = if bytes >= HUGE_PAGE { HUGE_PAGE } else { 4096 };
+        let too_big = || io::Error::new(io::ErrorKind::OutOfMemory, format!("a buffer of {bytes} bytes"));
+        let len = bytes.checked_next_multiple_of(unit).ok_or_else(too_big)?;
+        if len == 0 {
+            return Ok(HugeBuf { ptr: NonNull::dangling(), len: 0 });
+        }
+        // Map one huge page more than asked, then give back what lies outside the aligned part.
+        let mapped = len.checked_add(HUGE_PAGE).ok_or_else(too_big)?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let head = raw.addr().next_multiple_of(HUGE_PAGE) - raw.addr();
+        let tail = mapped - head - len;
+        // SAFETY: all ranges lie inside the mapping just made; nothing has a reference into it yet. The advice is only a
+        // hint, so its result does not matter.
+        unsafe {
+            let ptr = raw.byte_add(head);
+            if head > 0 {
+                libc::munmap(raw, head);
+            }
+            if tail > 0 {
+                libc::munmap(ptr.byte_add(len), tail);
+            }
+            #[cfg(target_os = "linux")]
+            if len >= HUGE_PAGE {
+                libc::madvise(ptr, len, libc::MADV_HUGEPAGE);
+            }
+            Ok(HugeBuf { ptr: NonNull::new_unchecked(ptr.cast()), len })
+        }
+    }
+
+    /// First byte; aligned to [`HUGE_PAGE`] (dangling when [`HugeBuf::len`] is 0).
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Number of bytes mapped, at least as many as asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for HugeBuf {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: exactly the range that `new` kept, unmapped once.
+            unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+/// A working buffer that grows on demand and is kept from call to call, so that a kernel call allocates nothing once warm.
+pub struct Space(Mutex<HugeBuf>);
+
+impl Space {
+    fn new() -> Space {
+        // A buffer of 0 bytes maps nothing and cannot fail.
+        Space(Mutex::new(HugeBuf { ptr: NonNull::dangling(), len: 0 }))
+    }
+
+    /// Takes the buffer with room for `floats` values of f32, whose old contents are arbitrary. Nobody else has it until the
+    /// guard is dropped.
+    ///
+    /// # Panics
+    /// If the system has no memory left, as a growing `Vec` would.
+    pub fn take(&self, floats: usize) -> SpaceGuard<'_> {
+        let mut buf = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let bytes = floats.checked_mul(4).expect("a working buffer larger than the address space");
+        if buf.len() < bytes {
+            // Some room to grow, so that slowly rising sizes do not map anew each time.
+            let want = bytes + bytes / 4;
+            *buf = HugeBuf { ptr: NonNull::dangling(), len: 0 };
+            *buf = HugeBuf::new(want)
+                .unwrap_or_else(|e| panic!("no memory for a kernel's working buffer of {want} bytes: {e}"));
+        }
+        SpaceGuard { buf, floats }
+    }
+}
+
+/// A [`Space`] in use.
+pub struct SpaceGuard<'a> {
+    buf: MutexGuard<'a, HugeBuf>,
+    floats: usize,
+}
+
+impl SpaceGuard<'_> {
+    /// First value, aligned to [`HUGE_PAGE`].
+    pub fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.buf.as_ptr().cast()
+    }
+
+    /// The values asked for.
+    pub fn as_mut_slice(&mut self) -> &mut [f32] {
+        if self.floats == 0 {
+            return &mut [];
+        }
+        // SAFETY: the mapping holds at least `floats` initialised values (zeroed by mmap, later written as f32), is aligned,
+        // and is borrowed mutably through the guard.
+        unsafe { std::slice::from_raw_parts_mut(self.buf.as_ptr().cast(), self.floats) }
+    }
+}
+
+/// The working buffers of one device: one for each worker, and two that a whole call shares.
+pub struct Scratch {
+    workers: Vec<Space>,
+    packed: Space,
+    sums: Space,
+}
+
+impl Scratch {
+    pub(crate) fn new(workers: usize) -> Scratch {
+        Scratch { workers: (0..workers).map(|_| Space::new()).collect(), packed: Space::new(), sums: Space::new() }
+    }
+
+    /// The buffer of one worker, for use inside its task.
+    pub fn worker(&self, worker: usize) -> &Space {
+        &self.workers[worker]
+    }
+
+    /// Packed operands that all tasks of a product read.
+    pub(crate) fn packed(&self) -> &Space {
+        &self.packed
+    }
+
+    /// Products that wait for their factor before they join C.
+    pub(crate) fn sums(&self) -> &Space {
+        &self.sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_zeroed_and_long_enough() {
+        for bytes in [0usize, 1, 4096, 4097, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
+            let b = HugeBuf::new(bytes).unwrap();
+            assert!(b.len() >= bytes && b.is_empty() == (bytes == 0));
+            if bytes > 0 {
+                assert_eq!(b.as_ptr().addr() % HUGE_PAGE, 0);
+                // SAFETY: both bytes lie inside the mapping.
+                unsafe {
+                    assert_eq!((*b.as_ptr(), *b.as_ptr().add(b.len() - 1)), (0, 0));
+                    *b.as_ptr().add(b.len() - 1) = 7;
+                }
+            }
+        }
+        assert_eq!(HugeBuf::new(usize::MAX).err().unwrap().kind(), io::ErrorKind::OutOfMemory);
+        assert!(HugeBuf::new(1 << 60).is_err());
+    }
+
+    #[test]
+    fn a_space_grows_and_keeps_its_memory() {
+        let s = Space::new();
+        s.take(1000).as_mut_slice().fill(3.0);
+        let first = s.take(10).as_mut_ptr();
+        assert_eq!(s.take(1000).as_mut_ptr(), first);
+        assert_eq!(s.take(1 << 20).as_mut_slice().len(), 1 << 20);
+        assert!(s.take(0).as_mut_slice().is_empty());
+    }
+}
