@@ -1,0 +1,41 @@
+//! Token embedding.
+
+use std::sync::Arc;
+
+use phalanx_kernels::embedding as kernel;
+use phalanx_tensor::{Category, DType, Runtime, Tensor};
+
+use super::Param;
+use crate::{Function, Result, Tape};
+
+/// ids [T] → rows of `table` [V, H] as f32 [T, H].
+///
+/// # Errors
+/// If an id is not below V, or memory runs out.
+pub fn embedding(rt: &Runtime, tape: Option<&mut Tape>, ids: &Arc<[u32]>, table: Param) -> Result<Tensor> {
+    let h = table.value.dim(1);
+    let mut out = rt.empty(&[ids.len(), h], DType::F32, Category::Activations)?;
+    kernel::gather(rt.device(), table.value.mat(), h, ids, out.f32_mut()?)?;
+    let Some(tape) = tape else { return Ok(out) };
+    let trained = table.grad.is_some();
+    Ok(tape.record(&[], trained, out, Embedding { ids: Arc::clone(ids), table }, None))
+}
+
+struct Embedding {
+    ids: Arc<[u32]>,
+    table: Param,
+}
+
+impl Function for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+    fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
+        if let Some(slot) = &self.table.grad {
+            let g = grad.f32()?;
+            let h = self.table.value.dim(1);
+            slot.add(rt, self.table.value.shape(), |d| kernel::scatter_add(rt.device(), d, h, &self.ids, g))?;
+        }
+        Ok(vec![])
+    }
+}

@@ -1,0 +1,83 @@
+//! y = α·x·Wᵀ + b.
+
+use phalanx_kernels::elementwise;
+use phalanx_kernels::gemm::{Gemm, gemm};
+use phalanx_tensor::{Category, DType, Runtime, Tensor};
+
+use super::Param;
+use crate::{Function, Result, Saved, Tape};
+
+/// The parameters of a linear map.
+pub struct LinearSpec {
+    /// W [out, in].
+    pub weight: Param,
+    /// b [out].
+    pub bias: Option<Param>,
+    /// Factor of the product (1, or the scale of a low-rank adapter).
+    pub alpha: f32,
+}
+
+/// x [T, in] → [T, out], f32.
+///
+/// # Errors
+/// If shapes do not fit or memory runs out.
+pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpec) -> Result<Tensor> {
+    let w = &spec.weight.value;
+    let (t, n, k) = (x.dim(0), w.dim(0), w.dim(1));
+    let mut y = rt.empty(&[t, n], DType::F32, Category::Activations)?;
+    // A bias is f32 when the kernel sees it; a bf16 one is widened here, it is short.
+    let bias = match &spec.bias {
+        None => None,
+        Some(b) => Some(rt.to_vec(&b.value)?),
+    };
+    let call = Gemm::nt(t, n, k, x.mat(), w.mat()).alpha(spec.alpha).bias(bias.as_deref());
+    gemm(rt.device(), &call, y.f32_mut()?)?;
+    let Some(tape) = tape else { return Ok(y) };
+    let trained = spec.weight.grad.is_some();
+    let has_params = trained || spec.bias.as_ref().is_some_and(|b| b.grad.is_some());
+    let f = Linear {
+        x: trained.then(|| tape.save(x)),
+        input_shape: x.shape().to_vec(),
+        needs_dx: tape.tracks(x),
+        weight: spec.weight,
+        bias: spec.bias,
+        alpha: spec.alpha,
+    };
+    Ok(tape.record(&[x], has_params, y, f, None))
+}
+
+struct Linear {
+    /// Only the weight's gradient needs the input.
+    x: Option<Saved>,
+    input_shape: Vec<usize>,
+    needs_dx: bool,
+    weight: Param,
+    bias: Option<Param>,
+    alpha: f32,
+}
+
+impl Function for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+    fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
+        let (w, dev) = (&self.weight.value, rt.device());
+        let (t, n, k) = (grad.dim(0), w.dim(0), w.dim(1));
+        if let (Some(slot), Some(x)) = (&self.weight.grad, &self.x) {
+            let x = x.get(rt)?;
+            slot.accumulate(rt, &[n, k], |dw, fresh| {
+                gemm(dev, &Gemm::tn(n, k, t, grad.mat(), x.mat()).alpha(self.alpha).accumulate(!fresh), dw)
+            })?;
+        }
+        if let Some(Param { grad: Some(slot), .. }) = &self.bias {
+            let dy = grad.f32()?;
+            slot.add(rt, &[n], |db| elementwise::sum_rows(dev, dy, db))?;
+        }
+        if !self.needs_dx {
+            return Ok(vec![None]);
+        }
+        let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
+        gemm(dev, &Gemm::nn(t, k, n, grad.mat(), w.mat()).alpha(self.alpha), dx.f32_mut()?)?;
+        Ok(vec![Some(dx)])
+    }
+}

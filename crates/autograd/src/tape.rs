@@ -1,0 +1,172 @@
+//! The tape: what was computed, in order, and the walk back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use phalanx_kernels::elementwise;
+use phalanx_tensor::{Category, DType, NodeId, Runtime, Tensor};
+
+use crate::{AutogradError, Recipe, Result, Saved};
+
+/// The backward half of an operation.
+pub trait Function: Send {
+    /// Its name in messages and profiles.
+    fn name(&self) -> &'static str;
+
+    /// The gradients of the inputs, in the order they were recorded, given that of the output; `None` for an input that needs none.
+    /// Gradients of parameters are added to their [`crate::GradSlot`]s. Runs once.
+    ///
+    /// # Errors
+    /// Those of the kernels, or if memory runs out.
+    fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>>;
+}
+
+struct Node {
+    function: Option<Box<dyn Function>>,
+    inputs: Vec<Option<usize>>,
+    shape: Vec<usize>,
+    recipe: Option<Arc<Recipe>>,
+    /// Inputs of the tape keep their gradient for the caller.
+    is_input: bool,
+}
+
+/// A record of operations for one backward pass.
+pub struct Tape {
+    id: u64,
+    nodes: Vec<Node>,
+}
+
+impl Default for Tape {
+    fn default() -> Self {
+        Tape::new()
+    }
+}
+
+/// Gradients of the inputs of a tape.
+pub struct Gradients {
+    tape: u64,
+    by_node: Vec<Option<Tensor>>,
+}
+
+impl Gradients {
+    /// The gradient of an input, if any reached it.
+    pub fn of(&self, input: &Tensor) -> Option<&Tensor> {
+        let n = input.node().filter(|n| n.tape == self.tape)?;
+        self.by_node.get(n.index)?.as_ref()
+    }
+
+    /// Takes the gradient of an input out.
+    pub fn take(&mut self, input: &Tensor) -> Option<Tensor> {
+        let n = input.node().filter(|n| n.tape == self.tape)?;
+        self.by_node.get_mut(n.index)?.take()
+    }
+}
+
+/// Tells tapes apart, so that a value of one is not taken for a value of another. An identity, not state.
+static NEXT_TAPE: AtomicU64 = AtomicU64::new(0);
+
+impl Tape {
+    /// An empty tape.
+    pub fn new() -> Tape {
+        Tape { id: NEXT_TAPE.fetch_add(1, Ordering::Relaxed), nodes: Vec::new() }
+    }
+
+    /// Number of recorded operations and inputs.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether nothing is recorded.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Makes `t` an input: its gradient can be asked for after [`Tape::backward`].
+    pub fn input(&mut self, t: Tensor) -> Tensor {
+        let node = Node { function: None, inputs: vec![], shape: t.shape().to_vec(), recipe: None, is_input: true };
+        self.push(node, t)
+    }
+
+    fn push(&mut self, node: Node, t: Tensor) -> Tensor {
+        let id = NodeId { tape: self.id, index: self.nodes.len() };
+        self.nodes.push(node);
+        t.with_node(Some(id))
+    }
+
+    fn index(&self, t: &Tensor) -> Option<usize> {
+        t.node().filter(|n| n.tape == self.id).map(|n| n.index)
+    }
+
+    /// Whether the gradient of `t` is wanted.
+    pub fn tracks(&self, t: &Tensor) -> bool {
+        self.index(t).is_some()
+    }
+
+    /// Records `output` as computed from `inputs` if any of them is tracked or `has_params` (a trainable parameter takes part);
+    /// else returns it unrecorded and drops `function`, with all that it saved.
+    pub fn record(
+        &mut self,
+        inputs: &[&Tensor],
+        has_params: bool,
+        output: Tensor,
+        function: impl Function + 'static,
+        recipe: Option<Arc<Recipe>>,
+    ) -> Tensor {
+        let inputs: Vec<_> = inputs.iter().map(|t| self.index(t)).collect();
+        if !has_params && inputs.iter().all(Option::is_none) {
+            return output.with_node(None);
+        }
+        let shape = output.shape().to_vec();
+        self.push(Node { function: Some(Box::new(function)), inputs, shape, recipe, is_input: false }, output)
+    }
+
+    /// Saves `t` for backward: as its recipe if its producer left one, else the tensor itself.
+    pub fn save(&self, t: &Tensor) -> Saved {
+        match self.index(t).and_then(|i| self.nodes[i].recipe.as_ref()) {
+            Some(r) => Saved::rebuild(r),
+            None => Saved::keep(t),
+        }
+    }
+
+    /// Walks back from `root`, whose gradient is `seed`. Consumes the tape; what each function saved is freed as soon as it has run.
+    ///
+    /// # Errors
+    /// If `root` was not recorded here, or a function fails.
+    pub fn backward(mut self, rt: &Runtime, root: &Tensor, seed: Tensor) -> Result<Gradients> {
+        let root = self.index(root).ok_or(AutogradError::NotRecorded)?;
+        let mut grads: Vec<Option<Tensor>> = self.nodes.iter().map(|_| None).collect();
+        grads[root] = Some(seed);
+        while let Some(mut node) = self.nodes.pop() {
+            let i = self.nodes.len();
+            let Some(function) = node.function.take() else { continue };
+            let Some(grad) = grads[i].take() else { continue };
+            let grad = grad.into_shape(&node.shape)?;
+            let inputs = function.backward(rt, grad)?;
+            for (to, g) in node.inputs.iter().zip(inputs) {
+                if let (Some(to), Some(g)) = (*to, g) {
+                    grads[to] = Some(match grads[to].take() {
+                        None => g,
+                        Some(sum) => add_into(rt, sum, g)?,
+                    });
+                }
+            }
+            debug_assert!(!node.is_input);
+        }
+        Ok(Gradients { tape: self.id, by_node: grads })
+    }
+}
+
+/// sum + g, in the memory of whichever is free to change.
+fn add_into(rt: &Runtime, mut sum: Tensor, mut g: Tensor) -> Result<Tensor> {
+    if sum.is_unique() {
+        elementwise::add_assign(rt.device(), sum.f32_mut()?, g.f32()?, 1.0)?;
+        return Ok(sum);
+    }
+    if g.is_unique() {
+        elementwise::add_assign(rt.device(), g.f32_mut()?, sum.f32()?, 1.0)?;
+        return Ok(g);
+    }
+    let mut out = rt.empty(sum.shape(), DType::F32, Category::Activations)?;
+    elementwise::add(rt.device(), sum.f32()?, g.f32()?, out.f32_mut()?)?;
+    Ok(out)
+}

@@ -1,0 +1,166 @@
+//! The execution context: what a module may ask for besides its input.
+
+use std::sync::{Arc, OnceLock};
+
+use phalanx_autograd::{Tape, functions};
+use phalanx_tensor::rng::Stream;
+use phalanx_tensor::{Runtime, Tensor};
+
+use crate::layers::RopeTables;
+use crate::recompute;
+use crate::{AdapterSet, Batch, KvCache, LowRank, Module, ResolvedPlan, Result};
+
+/// What stays the same during one forward and backward pass.
+#[derive(Clone)]
+pub struct Env {
+    /// Device and memory.
+    pub rt: Runtime,
+    /// Where the sequences lie.
+    pub batch: Batch,
+    /// The resolved plan.
+    pub plan: Arc<ResolvedPlan>,
+    /// Low-rank adapters in force.
+    pub adapters: Arc<AdapterSet>,
+    /// Whether dropout is on.
+    pub training: bool,
+    /// Seed of all randomness of the pass.
+    pub seed: u64,
+    /// Tells micro-batches apart, so that each draws its own randomness.
+    pub moment: u64,
+    /// Bytes that the logits of one chunk of tokens may take in the fused loss.
+    pub logits_chunk_bytes: usize,
+    pub(crate) rope: Arc<OnceLock<RopeTables>>,
+}
+
+impl Env {
+    /// Default budget for the logits of one chunk: stays near the caches and costs 1 % of a small model's memory.
+    pub const LOGITS_CHUNK_BYTES: usize = 48 << 20;
+
+    /// Evaluation: no adapters, no plan, no dropout.
+    pub fn new(rt: Runtime, batch: Batch) -> Env {
+        Env {
+            rt,
+            batch,
+            plan: Arc::default(),
+            adapters: Arc::default(),
+            training: false,
+            seed: 0,
+            moment: 0,
+            logits_chunk_bytes: Env::LOGITS_CHUNK_BYTES,
+            rope: Arc::default(),
+        }
+    }
+
+    /// The same surroundings for another batch.
+    pub fn for_batch(&self, batch: Batch, moment: u64) -> Env {
+        Env { batch, moment, rope: Arc::default(), ..self.clone() }
+    }
+}
+
+/// Carries a forward pass through a model.
+pub struct Cx {
+    env: Arc<Env>,
+    path: String,
+    /// Where operations are recorded; `None` when nothing is to be differentiated.
+    pub(crate) tape: Option<Tape>,
+    /// Keys and values of earlier tokens, when generating.
+    kv_cache: Option<Box<dyn KvCache>>,
+}
+
+impl Cx {
+    /// A pass that records nothing.
+    pub fn eval(env: &Env) -> Cx {
+        Cx { env: Arc::new(env.clone()), path: String::new(), tape: None, kv_cache: None }
+    }
+
+    /// A pass that is recorded for backward.
+    pub fn train(env: &Env) -> Cx {
+        Cx { tape: Some(Tape::new()), ..Cx::eval(env) }
+    }
+
+    /// A pass over new tokens whose predecessors lie in a cache. [`Cx::into_kv_cache`] gives it back.
+    pub fn generate(env: &Env, cache: Box<dyn KvCache>) -> Cx {
+        Cx { kv_cache: Some(cache), ..Cx::eval(env) }
+    }
+
+    pub(crate) fn at(env: Arc<Env>, path: String, tape: Option<Tape>) -> Cx {
+        Cx { env, path, tape, kv_cache: None }
+    }
+
+    /// The cache, after the pass.
+    pub fn into_kv_cache(self) -> Option<Box<dyn KvCache>> {
+        self.kv_cache
+    }
+
+    /// The tape, after the pass.
+    pub fn into_tape(self) -> Option<Tape> {
+        self.tape
+    }
+
+    /// What stays the same during the pass.
+    pub fn env(&self) -> &Arc<Env> {
+        &self.env
+    }
+
+    /// Device and memory.
+    pub fn rt(&self) -> &Runtime {
+        &self.env.rt
+    }
+
+    /// The scope path: the parameter prefix in the weights file.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Splits into what functions take.
+    pub fn parts(&mut self) -> (&Runtime, Option<&mut Tape>) {
+        (&self.env.rt, self.tape.as_mut())
+    }
+
+    /// The low-rank adapter of the module in scope, if any.
+    pub fn adapter(&self) -> Option<Arc<LowRank>> {
+        self.env.adapters.by_path.get(&self.path).cloned()
+    }
+
+    /// Randomness of the module in scope in this micro-batch.
+    pub fn stream(&self, what: &str) -> Stream {
+        Stream::new(self.env.seed, &format!("{}.{what}", self.path)).at(self.env.moment)
+    }
+
+    /// The generation cache, if there is one, with the scope it is asked from.
+    pub(crate) fn kv_cache(&mut self) -> Option<(&mut dyn KvCache, &str)> {
+        match &mut self.kv_cache {
+            Some(c) => Some((c.as_mut(), &self.path)),
+            None => None,
+        }
+    }
+
+    /// Runs `module` as child `name`. Here the plan acts.
+    ///
+    /// # Errors
+    /// Those of the module, with its scope named.
+    pub fn call<M: Module>(&mut self, name: &str, module: &Arc<M>, x: Tensor) -> Result<Tensor> {
+        let before = self.path.len();
+        if before > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+        let y = if self.tape.is_some() && self.env.plan.recompute(&self.path) {
+            recompute::forward(self, module, x)
+        } else {
+            module.forward(self, x)
+        };
+        let y = y.map_err(|e| e.at(&self.path));
+        self.path.truncate(before);
+        y
+    }
+
+    /// a + b.
+    ///
+    /// # Errors
+    /// If the lengths differ or memory runs out.
+    pub fn add(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        let (rt, tape) = self.parts();
+        Ok(functions::add(rt, tape, &a, &b)?)
+    }
+}

@@ -1,0 +1,40 @@
+//! Token embedding.
+
+use std::sync::Arc;
+
+use phalanx_autograd::functions;
+use phalanx_tensor::Tensor;
+
+use crate::{Cx, Parameter, Result, Visitor};
+
+/// A table of rows. Not a [`crate::Module`]: it maps ids, not rows.
+pub struct Embedding {
+    weight: Parameter,
+}
+
+impl Embedding {
+    /// `prefix.weight` [vocab, hidden].
+    pub fn named(prefix: &str, vocab: usize, hidden: usize) -> Embedding {
+        Embedding { weight: Parameter::new(format!("{prefix}.weight"), &[vocab, hidden]) }
+    }
+
+    /// The table.
+    pub fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    /// ids [T] → [T, hidden]
+    ///
+    /// # Errors
+    /// If an id has no row, or memory runs out.
+    pub fn forward(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
+        let param = self.weight.param()?;
+        let (rt, tape) = cx.parts();
+        Ok(functions::embedding(rt, tape, ids, param)?)
+    }
+
+    /// Shows the table to a visitor.
+    pub fn visit(&self, v: &mut Visitor<'_>) {
+        v.parameter(&self.weight);
+    }
+}

@@ -1,0 +1,15 @@
+//! Layers, one file each.
+
+mod attention;
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
+mod rope;
+
+pub use attention::{Attention, AttentionConfig};
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use mlp::{GatedMlp, MlpConfig};
+pub use norm::{LayerNorm, RmsNorm};
+pub use rope::{RopeConfig, RopeError, RopeScaling, RopeTables};

@@ -1,0 +1,126 @@
+//! Parameters: named handles to values that may change place and type.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+
+use phalanx_autograd::GradSlot;
+use phalanx_autograd::functions::Param;
+use phalanx_tensor::Tensor;
+
+use crate::{NnError, Result};
+
+/// A model parameter. Clones are the same parameter (tied embeddings are one parameter used twice).
+#[derive(Clone)]
+pub struct Parameter(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    shape: Vec<usize>,
+    value: RwLock<Option<Tensor>>,
+    grad: GradSlot,
+    trainable: AtomicBool,
+}
+
+impl Parameter {
+    /// A parameter of a name (as in the weights file) and shape, without a value yet, trainable.
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> Parameter {
+        Parameter(Arc::new(Inner {
+            name: name.into(),
+            shape: shape.to_vec(),
+            value: RwLock::new(None),
+            grad: GradSlot::new(),
+            trainable: AtomicBool::new(true),
+        }))
+    }
+
+    /// Full name, as in the weights file.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Declared shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.0.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is trained.
+    pub fn trainable(&self) -> bool {
+        self.0.trainable.load(Ordering::Relaxed)
+    }
+
+    /// Trains or freezes it.
+    pub fn set_trainable(&self, yes: bool) {
+        self.0.trainable.store(yes, Ordering::Relaxed);
+    }
+
+    /// Whether two handles are one parameter.
+    pub fn is(&self, other: &Parameter) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The value.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn value(&self) -> Result<Tensor> {
+        let v = self.0.value.read().unwrap_or_else(|e| e.into_inner());
+        v.clone().ok_or_else(|| NnError::NoValue(self.0.name.clone()))
+    }
+
+    /// Gives it a value.
+    ///
+    /// # Errors
+    /// If the shape is not the declared one.
+    pub fn set(&self, value: Tensor) -> Result<()> {
+        if value.shape() != self.shape() {
+            return Err(NnError::Shape {
+                name: self.0.name.clone(),
+                want: self.0.shape.clone(),
+                got: value.shape().to_vec(),
+            });
+        }
+        *self.0.value.write().unwrap_or_else(|e| e.into_inner()) = Some(value);
+        Ok(())
+    }
+
+    /// Changes the value in place: `f` gets the only handle.
+    ///
+    /// # Errors
+    /// If it has no value, or those of `f`.
+    pub fn update<R, E: From<NnError>>(&self, f: impl FnOnce(&mut Tensor) -> Result<R, E>) -> Result<R, E> {
+        let mut v = self.0.value.write().unwrap_or_else(|e| e.into_inner());
+        match v.as_mut() {
+            Some(t) => f(t),
+            None => Err(NnError::NoValue(self.0.name.clone()).into()),
+        }
+    }
+
+    /// Where its gradient accumulates.
+    pub fn grad(&self) -> &GradSlot {
+        &self.0.grad
+    }
+
+    /// The parameter as a function takes it: value, and the gradient's place if it is trained.
+    ///
+    /// # Errors
+    /// If it has no value.
+    pub fn param(&self) -> Result<Param> {
+        Ok(Param { value: self.value()?, grad: self.trainable().then(|| self.0.grad.clone()) })
+    }
+}
+
+impl std::fmt::Debug for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{:?}", self.0.name, self.0.shape)
+    }
+}
