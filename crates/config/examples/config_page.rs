@@ -1,0 +1,5 @@
+//! Prints `docs/config.md`.
+
+fn main() {
+    print!("{}", phalanx_config::reference_page());
+}

@@ -1,0 +1,20 @@
+//! The keys, one file a section. A default is the one of LlamaFactory (or of transformers, which LlamaFactory takes it
+//! from) wherever the key is theirs, so that a file means the same here and there.
+
+mod data;
+mod export;
+mod generation;
+mod method;
+mod model;
+mod run;
+mod train;
+
+pub use data::{DataConfig, MixStrategy};
+pub use export::{ExportConfig, ExportDtype};
+pub use generation::GenerationConfig;
+pub use method::{FinetuningType, MethodConfig, Stage};
+pub use model::{InferDtype, ModelConfig};
+pub use run::RunConfig;
+pub use train::{
+    DecayType, LogTarget, LrSchedulerKwargs, LrSchedulerType, Optim, ResumeFrom, Strategy, TrainConfig, WarmupType,
+};

@@ -1,0 +1,23 @@
+//! What only this program has: the plan, the mesh, threads, and the guard against broken steps.
+
+use crate::schema::section;
+use crate::value::{MapOrPath, RawMap};
+
+section! {
+    /// How it runs here.
+    pub struct RunConfig, "run" {
+        /// The plan: a map, or the path of a YAML file. Patterns of module names say what is recomputed, frozen, kept
+        /// in low precision; `phalanx plan show CONFIG` prints the result.
+        pub plan: Option<MapOrPath> = None,
+        /// Sizes of the mesh's axes (`{dp_shard: 2, tp: 2}`). Left out: one rank.
+        pub mesh: Option<RawMap> = None,
+        /// Threads that compute. Left out: one a core. Results do not depend on it.
+        pub threads: Option<usize> = None,
+        /// Skip a step whose loss or gradient is not finite, and count it; `false` lets it through.
+        pub nan_guard: bool = true,
+        /// Stop the run after this many skipped steps in a row.
+        pub max_skipped_steps: u64 = 10,
+        /// Apply `weight_decay` to norms and biases as well.
+        pub decay_norms_and_biases: bool = false,
+    }
+}
