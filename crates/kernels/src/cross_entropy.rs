@@ -4,8 +4,12 @@
 //! the logits in place, the gradient of the hidden rows and adds to the gradient of the weight, then forgets them. Gradients
 //! are therefore ready in forward (as in Liger and MindSpeed's chunk loss); backward only multiplies by the upstream factor.
 
+use crate::elementwise::sum_rows;
 use crate::error::{bad_shape, check_len};
 use crate::gemm::{Gemm, gemm};
+use crate::par::{Parts, rows_per_task};
+use crate::simd::math::{exp, sum_over};
+use crate::simd::simd_fn;
 use crate::{Device, Mat, Result};
 
 /// A target that is not counted.
@@ -24,15 +28,69 @@ pub fn log_probs(dev: &Device, logits: &[f32], targets: &[i32], logp: &mut [f32]
     check_len("log_probs", "logp", logp.len(), c)?;
     check_len("log_probs", "lse", lse.len(), c)?;
     check_targets(targets, v)?;
-    let _ = dev;
-    for i in 0..c {
-        let row = &logits[i * v..(i + 1) * v];
-        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = row.iter().map(|&x| f64::from(x - max).exp()).sum();
-        lse[i] = max + sum.ln() as f32;
-        logp[i] = if targets[i] == IGNORE { 0.0 } else { row[targets[i] as usize] - lse[i] };
-    }
+    let rows = rows_per_task(v);
+    let logp = Parts::new(logp);
+    dev.team().for_chunks_mut(lse, rows, &|i, lse| {
+        let first = i * rows;
+        // SAFETY: tasks handle different rows.
+        let logp = unsafe { logp.get(first..first + lse.len()) };
+        for (j, (lse, logp)) in lse.iter_mut().zip(logp).enumerate() {
+            let row = &logits[(first + j) * v..(first + j + 1) * v];
+            *lse = log_sum_exp(dev.isa(), row);
+            let target = targets[first + j];
+            *logp = if target == IGNORE { 0.0 } else { row[target as usize] - *lse };
+        }
+    });
     Ok(())
+}
+
+/// ln Σ eˣ of each row of `logits` [C,V]. The log-probability of token t in row i is `logits[i·V + t] − lse[i]`, to the bit what
+/// [`log_probs`] gives for that target.
+///
+/// # Errors
+/// If a length does not fit.
+pub fn log_sum_exps(dev: &Device, logits: &[f32], lse: &mut [f32]) -> Result<()> {
+    let v = logits.len() / lse.len().max(1);
+    check_len("log_sum_exps", "logits", logits.len(), lse.len() * v)?;
+    let rows = rows_per_task(v);
+    dev.team().for_chunks_mut(lse, rows, &|i, lse| {
+        for (j, lse) in lse.iter_mut().enumerate() {
+            *lse = log_sum_exp(dev.isa(), &logits[(i * rows + j) * v..(i * rows + j + 1) * v]);
+        }
+    });
+    Ok(())
+}
+
+/// Exponentials added up in f32 before f64 takes over: a sum of more would lose digits.
+const RUN: usize = 1 << 10;
+
+simd_fn! {
+    /// The greatest value first, then the sum of the exponentials below it; its order depends on V alone.
+    fn log_sum_exp(s, row: &[f32]) -> f32 {
+        let low = s.splat(f32::NEG_INFINITY);
+        let mut max = [low; 4];
+        let mut i = 0;
+        while i < row.len() {
+            for (j, max) in max.iter_mut().enumerate() {
+                *max = s.max(*max, s.load_or(row, i + j * S::LANES, f32::NEG_INFINITY));
+            }
+            i += 4 * S::LANES;
+        }
+        let max = s.largest(s.max(s.max(max[0], max[1]), s.max(max[2], max[3])));
+        if max == f32::NEG_INFINITY {
+            // Nothing but −∞ (or NaN, which must not be lost): ∞ − ∞ below would make it NaN.
+            return row.iter().fold(max, |a, &x| a + x);
+        }
+        let top = s.splat(max);
+        let mut total = 0f64;
+        for run in row.chunks(RUN) {
+            let sum = sum_over(s, run.len(), #[inline(always)] |i, sum| {
+                s.add(sum, exp(s, s.sub(s.load_or(run, i, f32::NEG_INFINITY), top)))
+            });
+            total += f64::from(sum);
+        }
+        (f64::from(max) + total.ln()) as f32
+    }
 }
 
 fn check_targets(targets: &[i32], v: usize) -> Result<()> {
@@ -54,17 +112,32 @@ pub fn grad_in_place(dev: &Device, logits: &mut [f32], targets: &[i32], lse: &[f
     check_len("cross_entropy", "logits", logits.len(), c * v)?;
     check_len("cross_entropy", "lse", lse.len(), c)?;
     check_targets(targets, v)?;
-    dev.team().for_chunks_mut(logits, v.max(1), &|i, row| {
-        if targets[i] == IGNORE {
-            row.fill(0.0);
-            return;
+    let rows = rows_per_task(v);
+    dev.team().for_chunks_mut(logits, rows * v, &|i, logits| {
+        for (j, row) in logits.chunks_exact_mut(v).enumerate() {
+            let t = i * rows + j;
+            if targets[t] == IGNORE {
+                row.fill(0.0);
+            } else {
+                scaled_softmax(dev.isa(), row, lse[t], scale);
+                row[targets[t] as usize] -= scale;
+            }
         }
-        for x in row.iter_mut() {
-            *x = (*x - lse[i]).exp() * scale;
-        }
-        row[targets[i] as usize] -= scale;
     });
     Ok(())
+}
+
+simd_fn! {
+    /// x ← e^(x − lse)·scale.
+    fn scaled_softmax(s, row: &mut [f32], lse: f32, scale: f32) {
+        let (lse, scale) = (s.splat(lse), s.splat(scale));
+        let mut i = 0;
+        while i < row.len() {
+            let p = exp(s, s.sub(s.load(row, i), lse));
+            s.store(row, i, s.mul(p, scale));
+            i += S::LANES;
+        }
+    }
 }
 
 /// The fused head: what goes in.
@@ -120,6 +193,11 @@ pub fn linear_cross_entropy(
             format!("workspace of {} for chunks of {} × {v}", logits.len(), a.chunk),
         );
     }
+    for (what, d, want) in [("d_hidden", &d_hidden, t * h), ("d_weight", &d_weight, v * h), ("d_bias", &d_bias, v)] {
+        if let Some(d) = d {
+            check_len("linear_cross_entropy", what, d.len(), want)?;
+        }
+    }
     check_targets(a.targets, v)?;
     let mut lse = vec![0f32; a.chunk.min(t)];
     let mut loss = LossSum { sum: 0.0, count: 0 };
@@ -151,9 +229,7 @@ pub fn linear_cross_entropy(
             gemm(dev, &Gemm::tn(v, h, rows, Mat::F32(z), x.into()).accumulate(true), d)?;
         }
         if let Some(d) = d_bias.as_deref_mut() {
-            for row in z.chunks_exact(v) {
-                d.iter_mut().zip(row).for_each(|(d, g)| *d += g);
-            }
+            sum_rows(dev, z, d)?;
         }
     }
     Ok(loss)

@@ -1,6 +1,8 @@
 //! Embedding table look-up and its gradient.
 
+use crate::elementwise::{add_scaled_piece, widen_piece};
 use crate::error::{bad_shape, check_len};
+use crate::par::{Parts, piece, rows_per_task};
 use crate::{Device, Mat, Result};
 
 fn check_ids(kernel: &'static str, ids: &[u32], vocab: usize) -> Result<()> {
@@ -19,12 +21,16 @@ pub fn gather(dev: &Device, table: Mat<'_>, hidden: usize, ids: &[u32], out: &mu
     check_len("embedding", "table", table.len(), vocab * hidden)?;
     check_len("embedding", "out", out.len(), ids.len() * hidden)?;
     check_ids("embedding", ids, vocab)?;
-    let _ = dev;
-    for (i, &id) in ids.iter().enumerate() {
-        for j in 0..hidden {
-            out[i * hidden + j] = table.at(id as usize * hidden + j);
+    let rows = rows_per_task(hidden);
+    dev.team().for_chunks_mut(out, rows * hidden, &|i, out| {
+        for (j, out) in out.chunks_exact_mut(hidden).enumerate() {
+            let at = ids[i * rows + j] as usize * hidden;
+            match table.slice(at..at + hidden) {
+                Mat::F32(row) => out.copy_from_slice(row),
+                Mat::Bf16(row) => widen_piece(dev.isa(), row, out),
+            }
         }
-    }
+    });
     Ok(())
 }
 
@@ -37,11 +43,18 @@ pub fn scatter_add(dev: &Device, dtable: &mut [f32], hidden: usize, ids: &[u32],
     check_len("embedding backward", "dtable", dtable.len(), vocab * hidden)?;
     check_len("embedding backward", "dout", dout.len(), ids.len() * hidden)?;
     check_ids("embedding backward", ids, vocab)?;
-    let _ = dev;
-    for (i, &id) in ids.iter().enumerate() {
-        for j in 0..hidden {
-            dtable[id as usize * hidden + j] += dout[i * hidden + j];
+    let base = Parts::new(dtable);
+    dev.team().run(hidden.div_ceil(COLUMNS), &|i, _| {
+        let columns = piece(i, COLUMNS, hidden);
+        for (row, &id) in dout.chunks_exact(hidden).zip(ids) {
+            let at = id as usize * hidden;
+            // SAFETY: tasks handle different columns.
+            let sum = unsafe { base.get(at + columns.start..at + columns.end) };
+            add_scaled_piece(dev.isa(), sum, &row[columns.clone()], 1.0);
         }
-    }
+    });
     Ok(())
 }
+
+/// Columns of the table that a task adds to: each task goes through all tokens in order, so equal ids meet in one task.
+const COLUMNS: usize = 128;

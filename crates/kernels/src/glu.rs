@@ -1,6 +1,9 @@
 //! Gated linear units: out = act(gate) · up (Shazeer, arXiv 2002.05202).
 
 use crate::error::check_len;
+use crate::par::{PIECE, Parts};
+use crate::simd::math::{normal, sigmoid};
+use crate::simd::{Simd, simd_fn};
 use crate::{Device, Result};
 
 /// The activation of the gate.
@@ -62,11 +65,47 @@ pub fn erf(x: f64) -> f64 {
 pub fn forward(dev: &Device, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<()> {
     check_len("glu", "up", up.len(), gate.len())?;
     check_len("glu", "out", out.len(), gate.len())?;
-    let _ = dev;
-    for i in 0..gate.len() {
-        out[i] = (act.value_and_slope(f64::from(gate[i])).0 * f64::from(up[i])) as f32;
-    }
+    dev.team().for_chunks_mut(out, PIECE, &|i, out| {
+        let r = i * PIECE..i * PIECE + out.len();
+        forward_piece(dev.isa(), act, &gate[r.clone()], &up[r], out);
+    });
     Ok(())
+}
+
+/// (act(x), act′(x)). No tanh is needed: GELU's ½·(1 + tanh z) is sigmoid(2z).
+#[inline(always)]
+fn value_and_slope<S: Simd>(s: S, act: Act, x: S::V) -> (S::V, S::V) {
+    match act {
+        Act::Silu => {
+            let (p, q) = sigmoid(s, x);
+            let value = s.mul(x, p);
+            (value, s.fma(value, q, p))
+        }
+        Act::Gelu => {
+            let (p, density) = normal(s, x);
+            (s.mul(x, p), s.fma(x, density, p))
+        }
+        Act::GeluTanh => {
+            // 2·√(2/π)·(x + 0.044715·x³) and its derivative.
+            let (a, b) = (s.splat(1.595_769_1), s.splat(0.071_354_814));
+            let square = s.mul(x, x);
+            let (p, q) = sigmoid(s, s.mul(x, s.fma(b, square, a)));
+            let value = s.mul(x, p);
+            let inner = s.fma(s.mul(b, s.splat(3.0)), square, a);
+            (value, s.fma(s.mul(value, q), inner, p))
+        }
+    }
+}
+
+simd_fn! {
+    fn forward_piece(s, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        let mut i = 0;
+        while i < out.len() {
+            let (value, _) = value_and_slope(s, act, s.load(gate, i));
+            s.store(out, i, s.mul(value, s.load(up, i)));
+            i += S::LANES;
+        }
+    }
 }
 
 /// Backward. Overwrites `dgate`, `dup` [n].
@@ -85,12 +124,33 @@ pub fn backward(
     for (what, got) in [("up", up.len()), ("dout", dout.len()), ("dgate", dgate.len()), ("dup", dup.len())] {
         check_len("glu backward", what, got, gate.len())?;
     }
-    let _ = dev;
-    for i in 0..gate.len() {
-        let (v, s) = act.value_and_slope(f64::from(gate[i]));
-        let g = f64::from(dout[i]);
-        dgate[i] = (g * f64::from(up[i]) * s) as f32;
-        dup[i] = (g * v) as f32;
-    }
+    let dup = Parts::new(dup);
+    dev.team().for_chunks_mut(dgate, PIECE, &|i, dgate| {
+        let r = i * PIECE..i * PIECE + dgate.len();
+        // SAFETY: tasks handle different elements.
+        let dup = unsafe { dup.get(r.clone()) };
+        backward_piece(dev.isa(), act, &gate[r.clone()], &up[r.clone()], &dout[r], dgate, dup);
+    });
     Ok(())
+}
+
+simd_fn! {
+    fn backward_piece(
+        s,
+        act: Act,
+        gate: &[f32],
+        up: &[f32],
+        dout: &[f32],
+        dgate: &mut [f32],
+        dup: &mut [f32],
+    ) {
+        let mut i = 0;
+        while i < dgate.len() {
+            let (value, slope) = value_and_slope(s, act, s.load(gate, i));
+            let g = s.load(dout, i);
+            s.store(dgate, i, s.mul(s.mul(g, s.load(up, i)), slope));
+            s.store(dup, i, s.mul(g, value));
+            i += S::LANES;
+        }
+    }
 }

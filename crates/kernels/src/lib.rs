@@ -34,6 +34,8 @@ mod device;
 mod error;
 mod isa;
 mod mat;
+mod par;
+mod simd;
 mod team;
 
 pub mod adamw;
@@ -44,6 +46,8 @@ pub mod embedding;
 pub mod gemm;
 pub mod glu;
 pub mod layer_norm;
+pub mod plain;
+pub mod peak;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;

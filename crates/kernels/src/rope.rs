@@ -3,6 +3,8 @@
 //! Pair (x[i], x[i + R/2]) of each head is turned by the angle of its position and of frequency i; R is the rotary dimension.
 
 use crate::error::{bad_shape, check_len};
+use crate::par::rows_per_task;
+use crate::simd::simd_fn;
 use crate::{Device, Result};
 
 /// Turns `x` [T,N,D] in place. `cos`, `sin` [T,R/2]: one row a token (already looked up by position). `inverse` turns back,
@@ -30,17 +32,30 @@ pub fn apply(
     if 2 * half > head_dim {
         return bad_shape("rope", format!("{} rotary dimensions in a head of {head_dim}", 2 * half));
     }
-    let _ = dev;
-    for i in 0..t {
-        for h in 0..heads {
-            let row = &mut x[(i * heads + h) * head_dim..][..2 * half];
-            for j in 0..half {
-                let (c, s) = (cos[i * half + j], if inverse { -sin[i * half + j] } else { sin[i * half + j] });
-                let (a, b) = (row[j], row[j + half]);
-                row[j] = a * c - b * s;
-                row[j + half] = b * c + a * s;
+    let (width, rows) = (heads * head_dim, rows_per_task(heads * head_dim));
+    dev.team().for_chunks_mut(x, rows * width, &|i, x| {
+        for (j, token) in x.chunks_exact_mut(width).enumerate() {
+            let angle = (i * rows + j) * half..(i * rows + j + 1) * half;
+            turn(dev.isa(), token, head_dim, &cos[angle.clone()], &sin[angle], inverse);
+        }
+    });
+    Ok(())
+}
+
+simd_fn! {
+    /// All heads of one token.
+    fn turn(s, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], inverse: bool) {
+        let sign = s.splat(if inverse { -1.0 } else { 1.0 });
+        for head in x.chunks_exact_mut(head_dim) {
+            let (first, second) = head[..2 * cos.len()].split_at_mut(cos.len());
+            let mut i = 0;
+            while i < cos.len() {
+                let (c, t) = (s.load(cos, i), s.mul(s.load(sin, i), sign));
+                let (a, b) = (s.load(first, i), s.load(second, i));
+                s.store(first, i, s.fnma(b, t, s.mul(a, c)));
+                s.store(second, i, s.fma(a, t, s.mul(b, c)));
+                i += S::LANES;
             }
         }
     }
-    Ok(())
 }
