@@ -39,6 +39,6 @@ pub use adapter::{AdapterSet, LowRank};
 pub use batch::{Batch, KvCache};
 pub use cx::{Cx, Env};
 pub use error::{NnError, Result};
-pub use module::{Module, Visitor, describe, parameters};
+pub use module::{Describe, Module, Visitor, Walk, parameters, walk};
 pub use parameter::Parameter;
 pub use settings::{ModuleSettings, ResolvedPlan};

@@ -4,14 +4,8 @@ use phalanx_tensor::Tensor;
 
 use crate::{Cx, Parameter, Result};
 
-/// A piece of a model that maps rows to rows.
-pub trait Module: Send + Sync + 'static {
-    /// x [T, …] → [T, …]
-    ///
-    /// # Errors
-    /// If a shape does not fit, a parameter has no value, or memory runs out.
-    fn forward(&self, cx: &mut Cx, x: Tensor) -> Result<Tensor>;
-
+/// A piece of a model that can be listed: what plans, weight files and optimizers see of it.
+pub trait Describe: Send + Sync + 'static {
     /// Shows the visitor its own parameters and its children, in the order of the forward.
     fn visit(&self, v: &mut Visitor<'_>);
 
@@ -19,54 +13,62 @@ pub trait Module: Send + Sync + 'static {
     fn kind(&self) -> &'static str;
 }
 
+/// A piece of a model that maps rows to rows.
+pub trait Module: Describe {
+    /// x [T, …] → [T, …]
+    ///
+    /// # Errors
+    /// If a shape does not fit, a parameter has no value, or memory runs out.
+    fn forward(&self, cx: &mut Cx, x: Tensor) -> Result<Tensor>;
+}
+
+/// What a walk comes by: a module (path, kind), or a parameter of the module at a path.
+pub enum Walk<'a> {
+    /// A module, before what is below it.
+    Module(&'a str, &'static str),
+    /// A parameter of the module at the path.
+    Parameter(&'a str, &'a Parameter),
+}
+
 /// Walks a module tree with the path of each module.
 pub struct Visitor<'a> {
     path: String,
-    on_module: &'a mut dyn FnMut(&str, &'static str),
-    on_parameter: &'a mut dyn FnMut(&str, &Parameter),
+    on: &'a mut dyn FnMut(Walk<'_>),
 }
 
 impl Visitor<'_> {
     /// A child of the module being visited.
-    pub fn child(&mut self, name: &str, module: &dyn Module) {
+    pub fn child(&mut self, name: &str, module: &dyn Describe) {
         let before = self.path.len();
         if !self.path.is_empty() {
             self.path.push('.');
         }
         self.path.push_str(name);
-        (self.on_module)(&self.path, module.kind());
+        (self.on)(Walk::Module(&self.path, module.kind()));
         module.visit(self);
         self.path.truncate(before);
     }
 
     /// A parameter of the module being visited.
     pub fn parameter(&mut self, p: &Parameter) {
-        (self.on_parameter)(&self.path, p);
+        (self.on)(Walk::Parameter(&self.path, p));
     }
 }
 
-/// Every module below `root` as (path, kind), outermost first.
-pub fn describe(root: &dyn Module) -> Vec<(String, &'static str)> {
-    let mut out = Vec::new();
-    walk(root, &mut |path, kind| out.push((path.to_owned(), kind)), &mut |_, _| {});
-    out
+/// Walks everything below `root`, outermost first, in the order of the forward. A tied parameter is met at each of its places.
+pub fn walk(root: &dyn Describe, on: &mut dyn FnMut(Walk<'_>)) {
+    root.visit(&mut Visitor { path: String::new(), on });
 }
 
-/// Every parameter below `root`, each once (a tied one at its first use), in the order of the forward.
-pub fn parameters(root: &dyn Module) -> Vec<Parameter> {
+/// Every parameter below `root`, each once (a tied one at its first place), in the order of the forward.
+pub fn parameters(root: &dyn Describe) -> Vec<Parameter> {
     let mut out: Vec<Parameter> = Vec::new();
-    walk(root, &mut |_, _| {}, &mut |_, p| {
-        if !out.iter().any(|q| q.is(p)) {
-            out.push(p.clone());
+    walk(root, &mut |event| {
+        if let Walk::Parameter(_, p) = event {
+            if !out.iter().any(|q| q.is(p)) {
+                out.push(p.clone());
+            }
         }
     });
     out
-}
-
-fn walk(
-    root: &dyn Module,
-    on_module: &mut dyn FnMut(&str, &'static str),
-    on_parameter: &mut dyn FnMut(&str, &Parameter),
-) {
-    root.visit(&mut Visitor { path: String::new(), on_module, on_parameter });
 }

@@ -6,7 +6,7 @@ use phalanx_autograd::functions::{self, AttentionSpec};
 use phalanx_tensor::Tensor;
 
 use super::{Linear, RmsNorm, RopeConfig};
-use crate::{Cx, Module, Result, Visitor};
+use crate::{Cx, Describe, Module, Result, Visitor};
 
 /// Sizes and options of an [`Attention`].
 #[derive(Clone, Debug)]
@@ -92,7 +92,9 @@ impl Module for Attention {
         let o_tnd = functions::attention(rt, tape, &q_tnd, &k_tkd, &v_tkd, spec)?;
         cx.call("o_proj", &self.o_proj, o_tnd.into_shape(&[t, c.heads * c.head_dim])?)
     }
+}
 
+impl Describe for Attention {
     fn visit(&self, v: &mut Visitor<'_>) {
         v.child("q_proj", &*self.q_proj);
         v.child("k_proj", &*self.k_proj);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_autograd::functions;
 use phalanx_tensor::Tensor;
 
-use crate::{Cx, Parameter, Result, Visitor};
+use crate::{Cx, Describe, Parameter, Result, Visitor};
 
 /// A table of rows. Not a [`crate::Module`]: it maps ids, not rows.
 pub struct Embedding {
@@ -32,9 +32,13 @@ impl Embedding {
         let (rt, tape) = cx.parts();
         Ok(functions::embedding(rt, tape, ids, param)?)
     }
+}
 
-    /// Shows the table to a visitor.
-    pub fn visit(&self, v: &mut Visitor<'_>) {
+impl Describe for Embedding {
+    fn visit(&self, v: &mut Visitor<'_>) {
         v.parameter(&self.weight);
+    }
+    fn kind(&self) -> &'static str {
+        "embedding"
     }
 }

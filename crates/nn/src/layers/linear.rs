@@ -3,7 +3,7 @@
 use phalanx_autograd::functions::{self, LinearSpec};
 use phalanx_tensor::Tensor;
 
-use crate::{Cx, Module, Parameter, Result, Visitor};
+use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
 
 /// A linear layer; W is stored [out, in] as in Hugging Face files.
 pub struct Linear {
@@ -53,7 +53,9 @@ impl Module for Linear {
         let delta = functions::linear(rt, tape.as_deref_mut(), &low, b)?;
         Ok(functions::add(rt, tape, &y, &delta)?)
     }
+}
 
+impl Describe for Linear {
     fn visit(&self, v: &mut Visitor<'_>) {
         v.parameter(&self.weight);
         if let Some(b) = &self.bias {

@@ -7,7 +7,7 @@ use phalanx_kernels::glu::Act;
 use phalanx_tensor::Tensor;
 
 use super::Linear;
-use crate::{Cx, Module, Result, Visitor};
+use crate::{Cx, Describe, Module, Result, Visitor};
 
 /// Sizes and options of a [`GatedMlp`].
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,9 @@ impl Module for GatedMlp {
         let h = functions::glu(rt, tape, self.act, &gate, &up)?;
         cx.call("down_proj", &self.down_proj, h)
     }
+}
+
+impl Describe for GatedMlp {
     fn visit(&self, v: &mut Visitor<'_>) {
         v.child("gate_proj", &*self.gate_proj);
         v.child("up_proj", &*self.up_proj);

@@ -3,7 +3,7 @@
 use phalanx_autograd::functions;
 use phalanx_tensor::Tensor;
 
-use crate::{Cx, Module, Parameter, Result, Visitor};
+use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
 
 /// Root-mean-square norm with a weight.
 pub struct RmsNorm {
@@ -24,6 +24,9 @@ impl Module for RmsNorm {
         let (rt, tape) = cx.parts();
         Ok(functions::rms_norm(rt, tape, &x, self.weight.param()?, self.eps)?)
     }
+}
+
+impl Describe for RmsNorm {
     fn visit(&self, v: &mut Visitor<'_>) {
         v.parameter(&self.weight);
     }
@@ -57,6 +60,9 @@ impl Module for LayerNorm {
         let (rt, tape) = cx.parts();
         Ok(functions::layer_norm(rt, tape, &x, self.weight.param()?, bias, self.eps)?)
     }
+}
+
+impl Describe for LayerNorm {
     fn visit(&self, v: &mut Visitor<'_>) {
         v.parameter(&self.weight);
         if let Some(b) = &self.bias {

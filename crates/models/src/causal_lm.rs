@@ -1,0 +1,109 @@
+//! What a language model of any family offers, and the loss and logits built on it.
+
+use std::sync::Arc;
+
+use phalanx_autograd::functions::{self, HeadSpec, LossOutput};
+use phalanx_kernels::gemm::{Gemm, gemm};
+use phalanx_nn::{Cx, Describe, Parameter, Visitor};
+use phalanx_tensor::{Category, DType, Runtime, Tensor};
+
+use crate::llama::LlamaForCausalLm;
+use crate::{ModelConfig, ModelError, Result};
+
+/// A model that predicts the next token.
+pub trait CausalLm: Describe {
+    /// ids [T] → hidden rows [T, H], ready for the head.
+    ///
+    /// # Errors
+    /// If an id has no row, a parameter has no value, or memory runs out.
+    fn hidden(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> phalanx_nn::Result<Tensor>;
+
+    /// The output projection [V, H].
+    fn head(&self) -> &Parameter;
+}
+
+/// A model with its config.
+pub struct Model {
+    config: ModelConfig,
+    net: Box<dyn CausalLm>,
+}
+
+impl Model {
+    /// The model of a config, without values.
+    ///
+    /// # Errors
+    /// If no family builds it.
+    pub fn new(config: &ModelConfig) -> Result<Model> {
+        let net: Box<dyn CausalLm> = match config.model_type.as_str() {
+            "llama" | "mistral" | "qwen2" | "qwen3" => Box::new(LlamaForCausalLm::new(config)),
+            other => {
+                return Err(ModelError::Config {
+                    place: "config".into(),
+                    key: "model_type".into(),
+                    why: format!("no model is built for \"{other}\""),
+                });
+            }
+        };
+        Ok(Model { config: config.clone(), net })
+    }
+
+    /// Its config.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Hidden rows [T, H] of ids [T].
+    ///
+    /// # Errors
+    /// As [`CausalLm::hidden`].
+    pub fn hidden(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
+        Ok(self.net.hidden(cx, ids)?)
+    }
+
+    /// The output projection [V, H].
+    pub fn head(&self) -> &Parameter {
+        self.net.head()
+    }
+
+    /// All parameters, each once, in the order of the forward.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        phalanx_nn::parameters(self)
+    }
+}
+
+impl Describe for Model {
+    fn visit(&self, v: &mut Visitor<'_>) {
+        self.net.visit(v);
+    }
+    fn kind(&self) -> &'static str {
+        self.net.kind()
+    }
+}
+
+/// Summed cross-entropy of `targets` [T] (aligned with `ids`: the token that follows each; −100 not counted).
+///
+/// # Errors
+/// If a target is outside the vocabulary, or the forward fails.
+pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) -> Result<LossOutput> {
+    let hidden = model.hidden(cx, ids)?;
+    let spec = HeadSpec {
+        weight: model.head().param()?,
+        targets: Arc::clone(targets),
+        chunk_bytes: cx.env().logits_chunk_bytes,
+    };
+    let (rt, tape) = cx.parts();
+    Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)
+}
+
+/// Logits [R, V] of hidden rows [R, H].
+///
+/// # Errors
+/// If memory runs out.
+pub fn logits(rt: &Runtime, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+    let w = model.head().value()?;
+    let (rows, v, h) = (hidden.dim(0), w.dim(0), w.dim(1));
+    let mut out = rt.empty(&[rows, v], DType::F32, Category::Workspace)?;
+    let call = Gemm::nt(rows, v, h, hidden.mat(), w.mat());
+    gemm(rt.device(), &call, out.f32_mut()?).map_err(phalanx_tensor::TensorError::from)?;
+    Ok(out)
+}

@@ -1,0 +1,409 @@
+//! `config.json`, read into one plain struct that model code uses.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use phalanx_kernels::glu::Act;
+use phalanx_nn::layers::{RopeConfig, RopeScaling};
+use serde_json::{Map, Value, json};
+
+use crate::{ModelError, Result, family, known_families};
+
+/// Element type that a weights file was or will be stored in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredDType {
+    /// float32
+    F32,
+    /// bfloat16
+    Bf16,
+    /// float16
+    F16,
+}
+
+impl StoredDType {
+    /// The name in `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            StoredDType::F32 => "float32",
+            StoredDType::Bf16 => "bfloat16",
+            StoredDType::F16 => "float16",
+        }
+    }
+
+    /// From a name as configs and people write it.
+    pub fn parse(s: &str) -> Option<StoredDType> {
+        Some(match s.trim_start_matches("torch.") {
+            "float32" | "f32" | "fp32" | "float" => StoredDType::F32,
+            "bfloat16" | "bf16" => StoredDType::Bf16,
+            "float16" | "f16" | "fp16" | "half" => StoredDType::F16,
+            _ => return None,
+        })
+    }
+}
+
+/// A decoder-only model's configuration.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// `model_type`.
+    pub model_type: String,
+    /// Vocabulary V: rows of the embedding.
+    pub vocab_size: usize,
+    /// Hidden size H.
+    pub hidden_size: usize,
+    /// Feed-forward size I.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads N.
+    pub num_attention_heads: usize,
+    /// Key/value heads K.
+    pub num_key_value_heads: usize,
+    /// Head dimension D.
+    pub head_dim: usize,
+    /// Trained context, in tokens.
+    pub max_position_embeddings: usize,
+    /// ε of the norms.
+    pub rms_norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: Arc<RopeConfig>,
+    /// Whether the head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Biases on q, k, v.
+    pub qkv_bias: bool,
+    /// Bias on the attention's output projection.
+    pub o_bias: bool,
+    /// Biases in the feed-forward.
+    pub mlp_bias: bool,
+    /// Norms over each query and key head.
+    pub qk_norm: bool,
+    /// Activation of the gate.
+    pub act: Act,
+    /// Sliding window of each block.
+    pub windows: Vec<Option<usize>>,
+    /// Standard deviation of initial weights.
+    pub initializer_range: f32,
+    /// Type the weights are stored in.
+    pub dtype: StoredDType,
+    /// Tokens that end a generation.
+    pub eos_token_ids: Vec<u32>,
+    /// The file itself, for writing it back with every key it had.
+    pub raw: Map<String, Value>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` of a model folder.
+    ///
+    /// # Errors
+    /// If the file cannot be read, the family is unknown, or a key is missing or unusable.
+    pub fn from_folder(dir: impl AsRef<Path>) -> Result<ModelConfig> {
+        let path = dir.as_ref().join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(|source| ModelError::Io { path: path.clone(), source })?;
+        let place = path.display().to_string();
+        let value: Value = serde_json::from_str(&text).map_err(|e| ModelError::Config {
+            place: place.clone(),
+            key: "(whole file)".into(),
+            why: e.to_string(),
+        })?;
+        ModelConfig::from_json(&place, value)
+    }
+
+    /// Reads a config given as a JSON value; `place` names it in errors.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::from_folder`].
+    pub fn from_json(place: &str, value: Value) -> Result<ModelConfig> {
+        let Value::Object(raw) = value else {
+            return Err(ModelError::Config {
+                place: place.into(),
+                key: "(whole file)".into(),
+                why: "must be a JSON object".into(),
+            });
+        };
+        let r = Reader { place, raw: &raw };
+        let model_type = r.string("model_type")?;
+        let Some(family) = family(&model_type) else {
+            let known = known_families().iter().map(|f| f.model_type).collect::<Vec<_>>().join(", ");
+            return Err(ModelError::UnknownFamily { place: place.into(), found: model_type, known });
+        };
+        let config = (family.read)(&r)?;
+        config.check(&r)?;
+        Ok(config)
+    }
+
+    fn check(&self, r: &Reader<'_>) -> Result<()> {
+        for (key, n) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+        ] {
+            if n == 0 {
+                return r.refuse(key, "must be at least 1");
+            }
+        }
+        if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
+            return r.refuse(
+                "num_key_value_heads",
+                &format!(
+                    "{} does not divide num_attention_heads {}",
+                    self.num_key_value_heads, self.num_attention_heads
+                ),
+            );
+        }
+        if !self.rope.dim.is_multiple_of(2) || self.rope.dim == 0 {
+            return r.refuse("head_dim", &format!("rotary dimensions must be even, got {}", self.rope.dim));
+        }
+        if self.windows.contains(&Some(0)) {
+            return r.refuse("sliding_window", "must be at least 1, or null for none");
+        }
+        Ok(())
+    }
+
+    /// Number of parameters of a model of this shape (a tied head counted once).
+    pub fn num_params(&self) -> usize {
+        crate::Model::new(self)
+            .map(|m| phalanx_nn::parameters(&m).iter().map(phalanx_nn::Parameter::len).sum())
+            .unwrap_or(0)
+    }
+
+    /// Floating-point operations a token costs in training: 6 a parameter, and causal attention forward and backward at
+    /// sequence length `seq` (half of the full convention).
+    pub fn train_flops_per_token(&self, seq: usize) -> f64 {
+        let attention = 6 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq;
+        6.0 * self.num_params() as f64 + attention as f64
+    }
+
+    /// `config.json` for weights stored as `dtype`.
+    pub fn to_json(&self, dtype: StoredDType) -> Value {
+        let mut raw = self.raw.clone();
+        let key = if raw.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+        raw.insert(key.into(), json!(dtype.name()));
+        Value::Object(raw)
+    }
+}
+
+/// Reads keys of a `config.json` with errors that name file and key.
+pub(crate) struct Reader<'a> {
+    pub(crate) place: &'a str,
+    pub(crate) raw: &'a Map<String, Value>,
+}
+
+impl Reader<'_> {
+    pub(crate) fn refuse<T>(&self, key: &str, why: &str) -> Result<T> {
+        Err(ModelError::Config { place: self.place.into(), key: key.into(), why: why.into() })
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key).filter(|v| !v.is_null())
+    }
+
+    pub(crate) fn string(&self, key: &str) -> Result<String> {
+        match self.get(key) {
+            Some(Value::String(s)) => Ok(s.clone()),
+            Some(v) => self.refuse(key, &format!("must be a string, found {v}")),
+            None => self.refuse(key, "is missing"),
+        }
+    }
+
+    pub(crate) fn size(&self, key: &str) -> Result<usize> {
+        match self.opt_size(key)? {
+            Some(n) => Ok(n),
+            None => self.refuse(key, "is missing"),
+        }
+    }
+
+    pub(crate) fn opt_size(&self, key: &str) -> Result<Option<usize>> {
+        match self.get(key) {
+            None => Ok(None),
+            // A size beyond any machine is a damaged file, and would overflow products of sizes.
+            Some(v) => match v.as_u64().filter(|&n| n <= 1 << 32) {
+                Some(n) => Ok(Some(n as usize)),
+                None => self.refuse(key, &format!("must be a whole number from 0 to 2^32, found {v}")),
+            },
+        }
+    }
+
+    pub(crate) fn float(&self, key: &str, default: f64) -> Result<f64> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(v) => match v.as_f64() {
+                Some(x) => Ok(x),
+                None => self.refuse(key, &format!("must be a number, found {v}")),
+            },
+        }
+    }
+
+    pub(crate) fn bool(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(v) => self.refuse(key, &format!("must be true or false, found {v}")),
+        }
+    }
+
+    fn dtype(&self) -> Result<StoredDType> {
+        for key in ["dtype", "torch_dtype"] {
+            if let Some(v) = self.get(key) {
+                return match v.as_str().and_then(StoredDType::parse) {
+                    Some(d) => Ok(d),
+                    None => self.refuse(key, &format!("{v} is not one of float32, bfloat16, float16")),
+                };
+            }
+        }
+        Ok(StoredDType::F32)
+    }
+
+    fn act(&self) -> Result<Act> {
+        match self.get("hidden_act").map(|v| v.as_str().unwrap_or("?")) {
+            None | Some("silu" | "swish") => Ok(Act::Silu),
+            Some("gelu") => Ok(Act::Gelu),
+            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Act::GeluTanh),
+            Some(other) => {
+                self.refuse("hidden_act", &format!("\"{other}\" is not one of silu, gelu, gelu_pytorch_tanh"))
+            }
+        }
+    }
+
+    fn eos(&self) -> Vec<u32> {
+        match self.get("eos_token_id") {
+            Some(Value::Array(a)) => a.iter().filter_map(Value::as_u64).map(|n| n as u32).collect(),
+            Some(v) => v.as_u64().map(|n| n as u32).into_iter().collect(),
+            None => vec![],
+        }
+    }
+
+    /// Rotary settings in both forms: `rope_parameters` {rope_type, rope_theta, …}, or `rope_theta` and `rope_scaling`.
+    fn rope(&self, head_dim: usize, max_position: usize) -> Result<RopeConfig> {
+        let (key, section) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
+            (Some(v), _) => ("rope_parameters", Some(v)),
+            (None, v) => ("rope_scaling", v),
+        };
+        let empty = Map::new();
+        let section = match section {
+            None => &empty,
+            Some(Value::Object(m)) => m,
+            Some(v) => return self.refuse(key, &format!("must be an object, found {v}")),
+        };
+        if section.values().any(Value::is_object) {
+            return self.refuse(key, "settings by layer type are not supported by this family");
+        }
+        let place = format!("{}: {key}", self.place);
+        let r = Reader { place: &place, raw: section };
+        let default_theta = self.float("rope_theta", 10_000.0)?;
+        let theta = r.float("rope_theta", default_theta)?;
+        if theta.is_nan() || theta <= 1.0 {
+            return self.refuse("rope_theta", &format!("must be above 1, found {theta}"));
+        }
+        let partial = r.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0)?)?;
+        let dim = (head_dim as f64 * partial) as usize;
+        let kind = match r.get("rope_type").or_else(|| r.get("type")) {
+            None => "default",
+            Some(v) => v.as_str().unwrap_or("?"),
+        };
+        let need = |k: &str| -> Result<f64> {
+            let x = r.float(k, f64::NAN)?;
+            if x > 0.0 && x.is_finite() { Ok(x) } else { r.refuse(k, "is missing or not above 0") }
+        };
+        let original = |fallback: usize| r.float("original_max_position_embeddings", fallback as f64);
+        let scaling = match kind {
+            "default" => RopeScaling::Default,
+            "linear" => RopeScaling::Linear { factor: need("factor")? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: need("factor")?,
+                low_freq_factor: need("low_freq_factor")?,
+                high_freq_factor: need("high_freq_factor")?,
+                original_max_position: need("original_max_position_embeddings")?,
+            },
+            "yarn" => {
+                let factor = need("factor")?;
+                let opt = |k: &str| r.float(k, f64::NAN).map(|x| (!x.is_nan()).then_some(x));
+                let by_factor = RopeConfig::yarn_attention_factor(factor, opt("mscale")?, opt("mscale_all_dim")?);
+                RopeScaling::Yarn {
+                    factor,
+                    beta_fast: r.float("beta_fast", 32.0)?,
+                    beta_slow: r.float("beta_slow", 1.0)?,
+                    original_max_position: original(max_position)?,
+                    attention_factor: r.float("attention_factor", by_factor)?,
+                    truncate: r.bool("truncate", true)?,
+                }
+            }
+            other => {
+                return self.refuse(key, &format!("rope_type \"{other}\" is not one of default, linear, llama3, yarn"));
+            }
+        };
+        Ok(RopeConfig { theta, dim, scaling })
+    }
+
+    /// What all families here share; each family's `read` then sets its own switches.
+    pub(crate) fn decoder(&self) -> Result<ModelConfig> {
+        let hidden_size = self.size("hidden_size")?;
+        let heads = self.size("num_attention_heads")?;
+        let head_dim = match self.opt_size("head_dim")? {
+            Some(d) => d,
+            None if heads > 0 && hidden_size.is_multiple_of(heads) => hidden_size / heads,
+            None => {
+                return self.refuse("head_dim", "is missing, and hidden_size is no multiple of num_attention_heads");
+            }
+        };
+        if self.float("attention_dropout", 0.0)? != 0.0 {
+            return self.refuse("attention_dropout", "is not supported; set it to 0.0");
+        }
+        let layers = self.size("num_hidden_layers")?;
+        if layers > 10_000 {
+            return self.refuse("num_hidden_layers", &format!("{layers} is beyond any model"));
+        }
+        let max_position_embeddings = self.opt_size("max_position_embeddings")?.unwrap_or(2048);
+        Ok(ModelConfig {
+            model_type: self.string("model_type")?,
+            vocab_size: self.size("vocab_size")?,
+            hidden_size,
+            intermediate_size: self.size("intermediate_size")?,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            num_key_value_heads: self.opt_size("num_key_value_heads")?.unwrap_or(heads),
+            head_dim,
+            max_position_embeddings,
+            rms_norm_eps: self.float("rms_norm_eps", 1e-6)? as f32,
+            rope: Arc::new(self.rope(head_dim, max_position_embeddings)?),
+            tie_word_embeddings: self.bool("tie_word_embeddings", false)?,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: false,
+            act: self.act()?,
+            windows: vec![None; layers],
+            initializer_range: self.float("initializer_range", 0.02)? as f32,
+            dtype: self.dtype()?,
+            eos_token_ids: self.eos(),
+            raw: self.raw.clone(),
+        })
+    }
+
+    /// Which blocks slide, in qwen's way: `layer_types`, or `use_sliding_window` with `max_window_layers`.
+    pub(crate) fn qwen_windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
+        let window = self.opt_size("sliding_window")?;
+        if let Some(Value::Array(types)) = self.get("layer_types") {
+            if types.len() != layers {
+                return self
+                    .refuse("layer_types", &format!("lists {} blocks, num_hidden_layers is {layers}", types.len()));
+            }
+            return types
+                .iter()
+                .map(|t| match t.as_str() {
+                    Some("full_attention") => Ok(None),
+                    Some("sliding_attention") if window.is_some() => Ok(window),
+                    Some("sliding_attention") => self.refuse("sliding_window", "is missing, layer_types asks for it"),
+                    _ => self.refuse("layer_types", &format!("{t} is not full_attention or sliding_attention")),
+                })
+                .collect();
+        }
+        if !self.bool("use_sliding_window", false)? {
+            return Ok(vec![None; layers]);
+        }
+        let full = self.opt_size("max_window_layers")?.unwrap_or(28);
+        Ok((0..layers).map(|i| if i >= full { window } else { None }).collect())
+    }
+}

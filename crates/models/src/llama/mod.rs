@@ -1,0 +1,6 @@
+//! Llama and everything built like it: pre-norm blocks of grouped-query attention and a gated feed-forward.
+
+pub(crate) mod config;
+mod model;
+
+pub use model::{DecoderLayer, LlamaForCausalLm};

@@ -1,0 +1,3 @@
+//! Mistral: llama with a sliding window on every block.
+
+pub(crate) mod config;

@@ -1,0 +1,3 @@
+//! Qwen3: llama with norms over each query and key head.
+
+pub(crate) mod config;

@@ -1,0 +1,5 @@
+//! Prints `docs/compatibility.md`.
+
+fn main() {
+    print!("{}", phalanx_parallel::compatibility_markdown());
+}

@@ -1,0 +1,77 @@
+//! What a plan says, before it is resolved against a model.
+
+use phalanx_tensor::DType;
+use serde::{Deserialize, Serialize};
+
+/// Precision of a module's parameters while computing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Precision {
+    /// float32.
+    #[serde(rename = "f32", alias = "float32", alias = "fp32")]
+    F32,
+    /// bfloat16 storage; trained parameters keep f32 masters in the optimizer.
+    #[serde(rename = "bf16", alias = "bfloat16")]
+    Bf16,
+}
+
+impl From<Precision> for DType {
+    fn from(p: Precision) -> DType {
+        match p {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        }
+    }
+}
+
+/// A plan as it stands in a config under `plan:`. Every list takes one pattern or several; a pattern that matches nothing is an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Plan {
+    /// Modules that are forgotten after forward and run again in backward, usually `model.layers.{*}`.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub recompute: Vec<String>,
+    /// Modules whose parameters (and those below) are not trained.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub freeze: Vec<String>,
+    /// If any are named: only these modules (and those below) are trained; `freeze` then takes from them.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub train: Vec<String>,
+    /// Linear layers that get a low-rank adapter; their own weights, and everything not named in `train`, are frozen.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub adapters: Vec<String>,
+    /// Precision by pattern, later lines winning over earlier ones; without a line, f32.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
+    pub precision: Vec<(String, Precision)>,
+}
+
+fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match OneOrMany::deserialize(d)? {
+        OneOrMany::One(s) => vec![s],
+        OneOrMany::Many(v) => v,
+    })
+}
+
+/// A map in the order it was written.
+fn pairs<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<(String, Precision)>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        All(Precision),
+        Map(serde_json::Map<String, serde_json::Value>),
+        Pairs(Vec<(String, Precision)>),
+    }
+    match Form::deserialize(d)? {
+        Form::All(p) => Ok(vec![("**".into(), p)]),
+        Form::Pairs(p) => Ok(p),
+        Form::Map(m) => m
+            .into_iter()
+            .map(|(k, v)| serde_json::from_value(v).map(|p| (k, p)).map_err(serde::de::Error::custom))
+            .collect(),
+    }
+}

@@ -1,0 +1,251 @@
+//! (model, plan) → settings of each module, or conflicts.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use phalanx_nn::{Describe, ModuleSettings, ResolvedPlan};
+use phalanx_tensor::DType;
+
+use crate::compatibility::{Feature, Verdict, verdict};
+use crate::{Pattern, Plan};
+
+/// A module as resolving sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Scope path.
+    pub path: String,
+    /// Kind, as [`phalanx_nn::Describe::kind`].
+    pub kind: String,
+    /// Names of its own parameters.
+    pub parameters: Vec<String>,
+}
+
+impl Site {
+    /// A site from its parts.
+    pub fn new(path: &str, kind: &str, parameters: &[&str]) -> Site {
+        Site { path: path.into(), kind: kind.into(), parameters: parameters.iter().map(|&p| p.into()).collect() }
+    }
+}
+
+/// The sites of a model, outermost first.
+pub fn sites(model: &dyn Describe) -> Vec<Site> {
+    let mut out: Vec<Site> = Vec::new();
+    phalanx_nn::walk(model, &mut |event| match event {
+        phalanx_nn::Walk::Module(path, kind) => out.push(Site::new(path, kind, &[])),
+        phalanx_nn::Walk::Parameter(path, p) => {
+            if let Some(site) = out.iter_mut().rev().find(|s| s.path == path) {
+                site.parameters.push(p.name().to_owned());
+            }
+        }
+    });
+    out
+}
+
+/// Something a plan asks for that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// What clashes, naming the features, pattern or module.
+    pub what: String,
+    /// What to do.
+    pub mend: String,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "plan: {}; {}", self.what, self.mend)
+    }
+}
+
+fn below(path: &str, root: &str) -> bool {
+    path == root || (path.starts_with(root) && path.as_bytes()[root.len()] == b'.')
+}
+
+/// Settings of every module, or everything that is wrong.
+///
+/// # Errors
+/// A pattern that cannot be read or matches nothing, features that exclude each other on a module, nothing left to train.
+pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict>> {
+    let mut conflicts = Vec::new();
+    let mut find = |key: &str, patterns: &[String]| -> Vec<usize> {
+        let mut hit = Vec::new();
+        for text in patterns {
+            match Pattern::parse(text) {
+                Err(e) => conflicts.push(Conflict { what: format!("{key}: {e}"), mend: "correct the pattern".into() }),
+                Ok(p) => {
+                    let found: Vec<usize> = (0..model.len()).filter(|&i| p.matches(&model[i].path)).collect();
+                    if found.is_empty() {
+                        let known = model.iter().take(4).map(|s| s.path.as_str()).collect::<Vec<_>>().join(", ");
+                        conflicts.push(Conflict {
+                            what: format!("{key}: pattern \"{text}\" matches no module"),
+                            mend: format!("`phalanx plan show` lists the modules ({known}, …)"),
+                        });
+                    }
+                    hit.extend(found);
+                }
+            }
+        }
+        hit.sort_unstable();
+        hit.dedup();
+        hit
+    };
+    let frozen = find("freeze", &plan.freeze);
+    let trained = find("train", &plan.train);
+    let adapted = find("adapters", &plan.adapters);
+    let recomputed = find("recompute", &plan.recompute);
+    let precision: Vec<_> =
+        plan.precision.iter().map(|(p, v)| (find("precision", std::slice::from_ref(p)), *v)).collect();
+
+    let inside = |i: usize, roots: &[usize]| roots.iter().any(|&r| below(&model[i].path, &model[r].path));
+    let restricts = !plan.train.is_empty() || !plan.adapters.is_empty();
+    let mut modules = BTreeMap::new();
+    for (i, site) in model.iter().enumerate() {
+        let mut s = ModuleSettings {
+            trainable: (!restricts || inside(i, &trained)) && !inside(i, &frozen),
+            adapter: adapted.contains(&i),
+            recompute: recomputed.contains(&i),
+            precision: DType::F32,
+        };
+        for (roots, p) in &precision {
+            if inside(i, roots) {
+                s.precision = (*p).into();
+            }
+        }
+        if s.adapter && site.kind != "linear" {
+            conflicts.push(Conflict {
+                what: format!("adapters: {} is a {}, adapters sit beside linear layers", site.path, site.kind),
+                mend: "narrow the pattern, for instance to **.*_proj".into(),
+            });
+        }
+        if s.adapter && s.trainable {
+            conflicts.extend(clash(Feature::Freeze, Feature::Adapters, &site.path));
+        }
+        if s.recompute && !matches!(site.kind.as_str(), "block" | "attention" | "mlp" | "norm" | "linear") {
+            conflicts.push(Conflict {
+                what: format!("recompute: {} is a {}, which has no single forward to repeat", site.path, site.kind),
+                mend: "name blocks, for instance model.layers.{*}".into(),
+            });
+        }
+        if s.recompute && recomputed.iter().any(|&r| r != i && below(&site.path, &model[r].path)) {
+            conflicts.extend(clash(Feature::Recompute, Feature::Recompute, &site.path));
+        }
+        modules.insert(site.path.clone(), s);
+    }
+    conflicts.extend(tied(model, &modules));
+    let own = |s: &Site| modules.get(&s.path).is_some_and(|m| m.adapter || (m.trainable && !s.parameters.is_empty()));
+    if !model.iter().any(own) {
+        conflicts.push(Conflict {
+            what: "nothing is left to train".into(),
+            mend: "take something out of `freeze`, or name it in `train` or `adapters`".into(),
+        });
+    }
+    if conflicts.is_empty() { Ok(ResolvedPlan { modules }) } else { Err(conflicts) }
+}
+
+fn clash(a: Feature, b: Feature, path: &str) -> Option<Conflict> {
+    match verdict(a, b) {
+        Verdict::Allowed => None,
+        Verdict::NotOnOneModule { why, mend } => {
+            Some(Conflict { what: format!("{a} and {b} on {path}: {why}"), mend: mend.into() })
+        }
+    }
+}
+
+/// One parameter at two places (a tied head) must be treated the same at both.
+fn tied(model: &[Site], modules: &BTreeMap<String, ModuleSettings>) -> Vec<Conflict> {
+    let mut seen: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut out = Vec::new();
+    for site in model {
+        for p in &site.parameters {
+            if let Some(first) = seen.insert(p, &site.path) {
+                let (a, b) = (&modules[first], &modules[&site.path]);
+                if (a.trainable, a.precision) != (b.trainable, b.precision) {
+                    out.push(Conflict {
+                        what: format!(
+                            "{p} is used by {first} and {} (tied), which the plan treats differently",
+                            site.path
+                        ),
+                        mend: "name both in the same settings".into(),
+                    });
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> Vec<Site> {
+        let mut v = vec![Site::new("model", "model", &[]), Site::new("model.embed_tokens", "embedding", &["e.weight"])];
+        for i in 0..3 {
+            v.push(Site::new(&format!("model.layers.{i}"), "block", &[]));
+            v.push(Site::new(&format!("model.layers.{i}.norm"), "norm", &["n"]));
+            v.push(Site::new(&format!("model.layers.{i}.mlp"), "mlp", &[]));
+            let w = format!("model.layers.{i}.mlp.up_proj.weight");
+            v.push(Site::new(&format!("model.layers.{i}.mlp.up_proj"), "linear", &[&w]));
+        }
+        for s in &mut v {
+            if s.kind == "norm" {
+                s.parameters = vec![format!("{}.weight", s.path)];
+            }
+        }
+        v.push(Site::new("lm_head", "head", &["e.weight"]));
+        v
+    }
+
+    fn plan(json: &str) -> Plan {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn refused(json: &str) -> String {
+        resolve(&model(), &plan(json)).unwrap_err().iter().map(|c| c.to_string()).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn settings_reach_the_modules_they_name_and_those_below() {
+        let r = resolve(
+            &model(),
+            &plan(
+                r#"{"freeze": "model.layers.{0-1}", "recompute": ["model.layers.{1-2}"],
+                      "precision": {"model.layers.{*}": "bf16", "**.norm": "f32"}}"#,
+            ),
+        )
+        .unwrap();
+        assert!(
+            !r.modules["model.layers.0.mlp.up_proj"].trainable && r.modules["model.layers.2.mlp.up_proj"].trainable
+        );
+        assert!(!r.recompute("model.layers.0") && r.recompute("model.layers.2"));
+        assert_eq!(r.modules["model.layers.0.mlp.up_proj"].precision, DType::Bf16);
+        assert_eq!(r.modules["model.layers.0.norm"].precision, DType::F32);
+        assert_eq!(r.modules["lm_head"].precision, DType::F32);
+    }
+
+    #[test]
+    fn adapters_freeze_everything_else() {
+        let r = resolve(&model(), &plan(r#"{"adapters": "**.up_proj", "train": "lm_head"}"#));
+        assert!(r.unwrap_err()[0].to_string().contains("tied"), "the head is the embedding");
+        let r = resolve(&model(), &plan(r#"{"adapters": "**.up_proj"}"#)).unwrap();
+        assert!(r.modules.values().all(|m| !m.trainable));
+        assert!(r.modules["model.layers.1.mlp.up_proj"].adapter);
+    }
+
+    #[test]
+    fn conflicts_name_both_sides_and_the_mend() {
+        assert!(refused(r#"{"recompute": ["model.layers.{*}", "model.layers.1.mlp"]}"#).contains("three times"));
+        assert!(refused(r#"{"freeze": "**"}"#).contains("nothing is left to train"));
+        assert!(refused(r#"{"freeze": "modle.**"}"#).contains("matches no module"));
+        assert!(refused(r#"{"adapters": "**.mlp"}"#).contains("sit beside linear layers"));
+        assert!(refused(r#"{"adapters": "**.up_proj", "train": "model.layers.0"}"#).contains("twice"));
+        assert!(refused(r#"{"freeze": "lm_head"}"#).contains("tied"));
+        assert!(refused(r#"{"recompute": "lm_head"}"#).contains("no single forward"));
+        assert!(refused(r#"{"freeze": "a..b"}"#).contains("empty part"));
+    }
+
+    #[test]
+    fn unknown_keys_are_refused() {
+        let e = serde_json::from_str::<Plan>(r#"{"recompue": "x"}"#).unwrap_err().to_string();
+        assert!(e.contains("recompue") && e.contains("recompute"), "{e}");
+    }
+}
