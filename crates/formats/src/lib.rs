@@ -45,6 +45,9 @@
 pub mod atomic;
 pub mod convert;
 mod error;
+pub mod gguf;
+mod hf_folder;
+pub mod hf_tokenizer;
 pub mod names;
 mod safetensors_file;
 pub mod safetensors_folder;
