@@ -1,7 +1,8 @@
 //! Imports a GGUF file into a Hugging Face folder: `cargo run -p phalanx-formats --example import FILE OUT [f32|bf16|f16]`.
 
+use phalanx_formats::ImportOptions;
 use phalanx_formats::convert::FloatType;
-use phalanx_formats::gguf::{ImportOptions, import};
+use phalanx_formats::gguf::import;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -46,14 +46,17 @@ pub mod atomic;
 pub mod convert;
 mod error;
 pub mod gguf;
-mod hf_folder;
+pub mod hf_config;
 pub mod hf_tokenizer;
+pub mod import;
+pub mod llama2c;
 pub mod names;
 mod safetensors_file;
 pub mod safetensors_folder;
 pub mod safetensors_writer;
 
 pub use error::{FormatError, Result};
+pub use import::{ImportOptions, ImportReport, Progress};
 pub use safetensors::Dtype;
 pub use safetensors_folder::{TensorView, WeightFolder};
 pub use safetensors_writer::{SafetensorsWriter, TensorSink, TensorSpec, WrittenWeights};

@@ -1,254 +1,97 @@
-//! `config.json` from a GGUF file's metadata, and the tensors that such a model has.
+//! What a GGUF file's metadata say about the model.
 
 use serde_json::{Map, Value, json};
 
 use super::dequant::dequantize;
 use super::file::GgufFile;
-use crate::convert::FloatType;
 use crate::error::{FormatError, Result};
+use crate::hf_config::{Family, ModelConfig};
 
 /// Larger than any dimension of a model.
 const MAX_SIZE: usize = 1 << 30;
 
-/// The model families that can be imported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// `llama`; Mistral models come under this name too.
-    Llama,
-    /// `llama` with a sliding window.
-    Mistral,
-    /// `qwen2`: biases on query, key, value.
-    Qwen2,
-    /// `qwen3`: norms on query and key.
-    Qwen3,
-}
-
-impl Family {
-    /// `model_type` and the class in `architectures`.
-    pub const fn hf_names(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Llama => ("llama", "LlamaForCausalLM"),
-            Self::Mistral => ("mistral", "MistralForCausalLM"),
-            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-        }
+/// Reads what the metadata say about the model.
+///
+/// # Errors
+/// An architecture or option that is not supported, a key that is missing or makes no sense.
+pub fn read(file: &GgufFile) -> Result<ModelConfig> {
+    let key = "general.architecture";
+    let arch = file.require(key, file.opt_str(key)?)?;
+    if !matches!(arch, "llama" | "qwen2" | "qwen3") {
+        return Err(FormatError::unsupported(
+            file.path(),
+            format!("architecture `{arch}`"),
+            "llama (with mistral), qwen2 and qwen3 can be imported",
+        ));
     }
-
-    /// Whether llama.cpp rotates neighbouring pairs, so that its query and key rows are in another order.
-    pub const fn rows_interleaved(self) -> bool {
-        matches!(self, Self::Llama | Self::Mistral)
+    refuse_what_is_not_supported(file, arch)?;
+    let key = |name: &str| format!("{arch}.{name}");
+    let number = |name: &str| file.opt_usize(&key(name));
+    let positive = |name: &str| match number(name)? {
+        // The upper bound keeps products of two from overflowing, whatever the file says.
+        Some(n) if n == 0 || n > MAX_SIZE => Err(file.bad_key(&key(name), format!("is {n}"))),
+        value => file.require(&key(name), value),
+    };
+    let hidden_size = positive("embedding_length")?;
+    let num_heads = positive("attention.head_count")?;
+    let num_kv_heads = number("attention.head_count_kv")?.unwrap_or(num_heads);
+    if num_kv_heads == 0 || num_heads % num_kv_heads != 0 {
+        let what = format!("is {num_kv_heads}, which does not divide the {num_heads} heads");
+        return Err(file.bad_key(&key("attention.head_count_kv"), what));
     }
-}
-
-/// What the metadata say about the model.
-#[derive(Debug, Clone)]
-pub struct ModelConfig {
-    /// Its family.
-    pub family: Family,
-    /// H, the width of the residual stream.
-    pub hidden_size: usize,
-    /// Width of the MLP.
-    pub intermediate_size: usize,
-    /// Number of layers.
-    pub num_layers: usize,
-    /// N, query heads.
-    pub num_heads: usize,
-    /// K, key and value heads.
-    pub num_kv_heads: usize,
-    /// D, width of a head.
-    pub head_dim: usize,
-    /// V, rows of the embedding.
-    pub vocab_size: usize,
-    /// Longest sequence.
-    pub context_length: usize,
-    /// Epsilon of the RMS norms.
-    pub rms_norm_eps: f64,
-    /// Base of the rotary embedding.
-    pub rope_theta: f64,
-    /// `rope_scaling` of `config.json`, or null.
-    pub rope_scaling: Value,
-    /// Window of attention, if limited.
-    pub sliding_window: Option<usize>,
-    /// Whether the output projection is the embedding.
-    pub tied: bool,
-    /// Whether q, k, v (and for llama o) have biases.
-    pub attention_bias: bool,
-    /// Whether the MLP has biases.
-    pub mlp_bias: bool,
-}
-
-impl ModelConfig {
-    /// Reads the metadata.
-    ///
-    /// # Errors
-    /// An architecture or option that is not supported, a key that is missing or makes no sense.
-    pub fn read(file: &GgufFile) -> Result<Self> {
-        let key = "general.architecture";
-        let arch = file.require(key, file.opt_str(key)?)?;
-        if !matches!(arch, "llama" | "qwen2" | "qwen3") {
+    let head_dim = number("attention.key_length")?.unwrap_or(hidden_size / num_heads);
+    if head_dim == 0 || head_dim % 2 != 0 || head_dim > MAX_SIZE {
+        return Err(file.bad_key(&key("attention.key_length"), format!("makes a head of {head_dim} numbers")));
+    }
+    for other in ["attention.value_length", "rope.dimension_count"] {
+        if number(other)?.is_some_and(|n| n != head_dim) {
+            let what = format!("`{}` is not the width of a head ({head_dim})", key(other));
             return Err(FormatError::unsupported(
                 file.path(),
-                format!("architecture `{arch}`"),
-                "llama (with mistral), qwen2 and qwen3 can be imported",
+                what,
+                "only models where they are equal can be imported",
             ));
         }
-        refuse_what_is_not_supported(file, arch)?;
-        let key = |name: &str| format!("{arch}.{name}");
-        let number = |name: &str| file.opt_usize(&key(name));
-        let positive = |name: &str| match number(name)? {
-            // The upper bound keeps products of two from overflowing, whatever the file says.
-            Some(n) if n == 0 || n > MAX_SIZE => Err(file.bad_key(&key(name), format!("is {n}"))),
-            value => file.require(&key(name), value),
-        };
-        let hidden_size = positive("embedding_length")?;
-        let num_heads = positive("attention.head_count")?;
-        let num_kv_heads = number("attention.head_count_kv")?.unwrap_or(num_heads);
-        if num_kv_heads == 0 || num_heads % num_kv_heads != 0 {
-            let what = format!("is {num_kv_heads}, which does not divide the {num_heads} heads");
-            return Err(file.bad_key(&key("attention.head_count_kv"), what));
-        }
-        let head_dim = number("attention.key_length")?.unwrap_or(hidden_size / num_heads);
-        if head_dim == 0 || head_dim % 2 != 0 || head_dim > MAX_SIZE {
-            return Err(file.bad_key(&key("attention.key_length"), format!("makes a head of {head_dim} numbers")));
-        }
-        for other in ["attention.value_length", "rope.dimension_count"] {
-            if number(other)?.is_some_and(|n| n != head_dim) {
-                let what = format!("`{}` is not the width of a head ({head_dim})", key(other));
-                return Err(FormatError::unsupported(
-                    file.path(),
-                    what,
-                    "only models where they are equal can be imported",
-                ));
-            }
-        }
-        let num_layers = positive("block_count")?;
-        if num_layers > file.tensors().len() {
-            let what = format!("is {num_layers}, more than there are tensors ({})", file.tensors().len());
-            return Err(file.bad_key(&key("block_count"), what));
-        }
-        let sliding_window = number("attention.sliding_window")?.filter(|&n| n > 0);
-        let family = match arch {
-            "qwen2" => Family::Qwen2,
-            "qwen3" => Family::Qwen3,
-            _ if sliding_window.is_some() => Family::Mistral,
-            _ => Family::Llama,
-        };
-        let eps = key("attention.layer_norm_rms_epsilon");
-        let rope_theta = file.opt_f64(&key("rope.freq_base"))?.unwrap_or(10_000.0);
-        let embedding = "token_embd.weight";
-        let vocab_size = match file.tensor(embedding).map(|t| t.shape.as_slice()) {
-            Some(&[rows, _]) => rows,
-            _ => {
-                return Err(FormatError::malformed(
-                    file.path(),
-                    format!("no matrix `{embedding}`"),
-                    "take another file",
-                ));
-            }
-        };
-        Ok(Self {
-            family,
-            hidden_size,
-            intermediate_size: positive("feed_forward_length")?,
-            num_layers,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            vocab_size,
-            context_length: positive("context_length")?,
-            rms_norm_eps: file.require(&eps, file.opt_f64(&eps)?)?,
-            rope_theta,
-            rope_scaling: rope_scaling(file, arch, rope_theta, head_dim)?,
-            sliding_window,
-            tied: file.tensor("output.weight").is_none(),
-            attention_bias: family == Family::Qwen2 || file.tensor("blk.0.attn_q.bias").is_some(),
-            mlp_bias: file.tensor("blk.0.ffn_gate.bias").is_some(),
-        })
     }
-
-    /// Names and shapes of all tensors of the model, as Hugging Face has them, in the order of the layers.
-    pub fn expected_tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let (h, f) = (self.hidden_size, self.intermediate_size);
-        let (q, kv) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
-        let mut out = vec![("model.embed_tokens.weight".to_string(), vec![self.vocab_size, h])];
-        for layer in 0..self.num_layers {
-            let mut add =
-                |part: &str, shape: &[usize]| out.push((format!("model.layers.{layer}.{part}"), shape.to_vec()));
-            add("input_layernorm.weight", &[h]);
-            let o_bias = self.attention_bias && self.family != Family::Qwen2;
-            for (name, rows, cols, bias) in [
-                ("q_proj", q, h, self.attention_bias),
-                ("k_proj", kv, h, self.attention_bias),
-                ("v_proj", kv, h, self.attention_bias),
-                ("o_proj", h, q, o_bias),
-            ] {
-                add(&format!("self_attn.{name}.weight"), &[rows, cols]);
-                if bias {
-                    add(&format!("self_attn.{name}.bias"), &[rows]);
-                }
-            }
-            if self.family == Family::Qwen3 {
-                add("self_attn.q_norm.weight", &[self.head_dim]);
-                add("self_attn.k_norm.weight", &[self.head_dim]);
-            }
-            add("post_attention_layernorm.weight", &[h]);
-            for (name, rows, cols) in [("gate_proj", f, h), ("up_proj", f, h), ("down_proj", h, f)] {
-                add(&format!("mlp.{name}.weight"), &[rows, cols]);
-                if self.mlp_bias {
-                    add(&format!("mlp.{name}.bias"), &[rows]);
-                }
-            }
-        }
-        out.push(("model.norm.weight".into(), vec![h]));
-        if !self.tied {
-            out.push(("lm_head.weight".into(), vec![self.vocab_size, h]));
-        }
-        out
+    let num_layers = positive("block_count")?;
+    if num_layers > file.tensors().len() {
+        let what = format!("is {num_layers}, more than there are tensors ({})", file.tensors().len());
+        return Err(file.bad_key(&key("block_count"), what));
     }
-
-    /// `config.json`, in the older form (`rope_theta`, `rope_scaling`, `torch_dtype`), which every version reads.
-    pub fn to_json(&self, dtype: FloatType, bos: Option<usize>, eos: Option<usize>, pad: Option<usize>) -> Value {
-        let (model_type, class) = self.family.hf_names();
-        let mut out = Map::new();
-        let mut put = |key: &str, value: Value| drop(out.insert(key.to_string(), value));
-        put("architectures", json!([class]));
-        put("attention_bias", self.attention_bias.into());
-        put("attention_dropout", 0.0.into());
-        put("bos_token_id", json!(bos));
-        put("eos_token_id", json!(eos));
-        if pad.is_some() {
-            put("pad_token_id", json!(pad));
+    let sliding_window = number("attention.sliding_window")?.filter(|&n| n > 0);
+    let family = match arch {
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        _ if sliding_window.is_some() => Family::Mistral,
+        _ => Family::Llama,
+    };
+    let eps = key("attention.layer_norm_rms_epsilon");
+    let rope_theta = file.opt_f64(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let embedding = "token_embd.weight";
+    let vocab_size = match file.tensor(embedding).map(|t| t.shape.as_slice()) {
+        Some(&[rows, _]) => rows,
+        _ => {
+            return Err(FormatError::malformed(file.path(), format!("no matrix `{embedding}`"), "take another file"));
         }
-        put("head_dim", self.head_dim.into());
-        put("hidden_act", "silu".into());
-        put("hidden_size", self.hidden_size.into());
-        put("initializer_range", 0.02.into());
-        put("intermediate_size", self.intermediate_size.into());
-        put("max_position_embeddings", self.context_length.into());
-        if self.family == Family::Llama {
-            put("mlp_bias", self.mlp_bias.into());
-        }
-        put("model_type", model_type.into());
-        put("num_attention_heads", self.num_heads.into());
-        put("num_hidden_layers", self.num_layers.into());
-        put("num_key_value_heads", self.num_kv_heads.into());
-        put("rms_norm_eps", self.rms_norm_eps.into());
-        put("rope_scaling", self.rope_scaling.clone());
-        put("rope_theta", self.rope_theta.into());
-        match self.family {
-            Family::Llama => {}
-            Family::Mistral => put("sliding_window", json!(self.sliding_window)),
-            Family::Qwen2 | Family::Qwen3 => {
-                put("sliding_window", Value::Null);
-                put("use_sliding_window", false.into());
-            }
-        }
-        put("tie_word_embeddings", self.tied.into());
-        put("torch_dtype", dtype.torch_name().into());
-        put("use_cache", true.into());
-        put("vocab_size", self.vocab_size.into());
-        out.into()
-    }
+    };
+    Ok(ModelConfig {
+        family,
+        hidden_size,
+        intermediate_size: positive("feed_forward_length")?,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        vocab_size,
+        context_length: positive("context_length")?,
+        rms_norm_eps: file.require(&eps, file.opt_f64(&eps)?)?,
+        rope_theta,
+        rope_scaling: rope_scaling(file, arch, rope_theta, head_dim)?,
+        sliding_window,
+        tied: file.tensor("output.weight").is_none(),
+        attention_bias: family == Family::Qwen2 || file.tensor("blk.0.attn_q.bias").is_some(),
+        mlp_bias: file.tensor("blk.0.ffn_gate.bias").is_some(),
+    })
 }
 
 fn refuse_what_is_not_supported(file: &GgufFile, arch: &str) -> Result<()> {

@@ -3,70 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::config::ModelConfig;
+use super::config;
 use super::dequant::dequantize;
 use super::file::{GgufFile, GgufTensor};
-use super::tensor_names::{hf_name, interleaved_row};
+use super::tensor_names::hf_name;
 use super::tokenizer::{self, Tokenizer};
 use crate::atomic;
 use crate::convert::FloatType;
 use crate::error::{FormatError, Result};
-use crate::hf_folder::{self, write_json};
+use crate::hf_config::ModelConfig;
+use crate::import::{ImportOptions, ImportReport, Progress, write_json, write_model_folder, write_rows};
 use crate::names::compare;
 use crate::safetensors_writer::{SafetensorsWriter, TensorSink, TensorSpec};
-
-/// Elements widened at a time: bounds the memory an import takes, whatever the model.
-const ELEMENTS_AT_A_TIME: usize = 1 << 18;
-
-/// How to import.
-#[derive(Debug, Clone, Copy)]
-pub struct ImportOptions {
-    /// Element type of the weights written. BF16 halves the folder; it rounds the widened values once more.
-    pub dtype: FloatType,
-    /// Replace an existing model folder.
-    pub overwrite: bool,
-    /// Largest weight file, in bytes.
-    pub max_shard_bytes: u64,
-}
-
-impl Default for ImportOptions {
-    /// F32 (nothing is lost), not overwriting, files of at most 5 GB.
-    fn default() -> Self {
-        Self { dtype: FloatType::F32, overwrite: false, max_shard_bytes: 5_000_000_000 }
-    }
-}
-
-/// How far an import is; given after each tensor.
-#[derive(Debug, Clone, Copy)]
-pub struct Progress<'a> {
-    /// The tensor that was written.
-    pub tensor: &'a str,
-    /// How many are done.
-    pub tensors_done: usize,
-    /// How many there are.
-    pub tensors: usize,
-    /// Bytes of weights written.
-    pub bytes_done: u64,
-    /// Bytes of weights in all.
-    pub bytes: u64,
-}
-
-/// What an import did.
-#[derive(Debug, Clone)]
-pub struct ImportReport {
-    /// `model_type` of the folder.
-    pub model_type: String,
-    /// Tensors written.
-    pub tensors: usize,
-    /// Parameters written.
-    pub parameters: u64,
-    /// Bytes of weights written.
-    pub bytes: u64,
-    /// Types of the file's tensors, with how many there are of each.
-    pub source_types: Vec<(String, usize)>,
-    /// What a person should know.
-    pub notes: Vec<String>,
-}
 
 /// A tensor to write, and where it comes from.
 struct Plan<'a> {
@@ -88,7 +36,7 @@ pub fn import(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<ImportReport> {
     let file = GgufFile::open(file)?;
-    let config = ModelConfig::read(&file)?;
+    let config = config::read(&file)?;
     let tokenizer = tokenizer::convert(&file)?;
     if tokenizer.num_tokens > config.vocab_size {
         return Err(FormatError::malformed(
@@ -106,7 +54,7 @@ pub fn import(
     let writer = SafetensorsWriter::new(specs)?.max_shard_bytes(options.max_shard_bytes);
     let bytes = writer.total_bytes();
 
-    let written = hf_folder::write(out.as_ref(), options.overwrite, |dir| {
+    let written = write_model_folder(out.as_ref(), options.overwrite, |dir| {
         let (bos, eos, pad) = (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id);
         write_json(&dir.join("config.json"), &config.to_json(options.dtype, bos, eos, pad))?;
         write_tokenizer(dir, &tokenizer)?;
@@ -163,29 +111,12 @@ fn write_tensor(file: &GgufFile, plan: &Plan<'_>, to: FloatType, sink: &mut Tens
         ([_], Some(_)) => 1,
         (shape, _) => shape.last().copied().unwrap_or(1),
     };
-    if row_len == 0 || bytes.is_empty() {
-        return Ok(());
-    }
-    let rows = source.num_elements() / row_len;
-    let row_bytes = bytes.len() / rows;
-    let rows_at_a_time = (ELEMENTS_AT_A_TIME / row_len).max(1);
-    let mut wide = vec![0f32; rows_at_a_time.min(rows) * row_len];
-    for first in (0..rows).step_by(rows_at_a_time) {
-        let n = rows_at_a_time.min(rows - first);
-        let wide = &mut wide[..n * row_len];
-        match plan.reorder {
-            None => dequantize(source.ty, &bytes[first * row_bytes..(first + n) * row_bytes], wide),
-            Some(head_dim) => {
-                for (i, wide) in wide.chunks_exact_mut(row_len).enumerate() {
-                    let row = interleaved_row(first + i, head_dim);
-                    dequantize(source.ty, &bytes[row * row_bytes..(row + 1) * row_bytes], wide);
-                }
-            }
-        }
-        check_values(file, source, to, wide)?;
-        sink.write_f32(wide)?;
-    }
-    Ok(())
+    let rows = source.num_elements() / row_len.max(1);
+    let row_bytes = bytes.len() / rows.max(1);
+    write_rows(sink, rows, row_len, plan.reorder, |range, wide| {
+        dequantize(source.ty, &bytes[range.start * row_bytes..range.end * row_bytes], wide);
+        check_values(file, source, to, wide)
+    })
 }
 
 /// A damaged block shows as NaN or infinity; a value that the target type cannot hold would become one.

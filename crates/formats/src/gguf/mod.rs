@@ -1,6 +1,6 @@
 //! GGUF, the single-file format of llama.cpp: reading it, and turning it into a Hugging Face folder.
 //!
-//! Many small models reach people only in this form. [`import`](import::import) gives a folder that everything else here
+//! Many small models reach people only in this form. [`import()`] gives a folder that everything else here
 //! (and `transformers`) loads: the quantised blocks are widened to F32, BF16 or F16, the tokenizer, the chat template
 //! and the configuration are taken from the file's metadata. What quantisation lost stays lost; it is a trained start,
 //! not the published checkpoint.
@@ -11,7 +11,7 @@
 pub mod config;
 pub mod dequant;
 pub mod file;
-pub mod import;
+mod import;
 pub mod pre_tokenizer;
 pub mod tensor_names;
 pub mod tokenizer;
@@ -19,5 +19,5 @@ pub mod value;
 
 pub use dequant::GgmlType;
 pub use file::{GgufFile, GgufTensor};
-pub use import::{ImportOptions, ImportReport, Progress, import};
+pub use import::import;
 pub use value::{Array, Value};

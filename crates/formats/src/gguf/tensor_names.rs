@@ -1,4 +1,4 @@
-//! GGUF's tensor names against Hugging Face's, and the order of rows in query and key projections.
+//! GGUF's tensor names against Hugging Face's.
 
 /// The Hugging Face name of a GGUF tensor of the llama and qwen families; `None` if there is none.
 pub fn hf_name(gguf: &str) -> Option<String> {
@@ -34,16 +34,6 @@ pub fn hf_name(gguf: &str) -> Option<String> {
     Some(format!("model.layers.{layer}.{part}.{suffix}"))
 }
 
-/// Which row of a projection that rotates neighbouring pairs (Meta's and llama.cpp's order: x0 y0 x1 y1 ...) is row `row`
-/// of the same projection for rotating halves (Hugging Face's order: x0 x1 ... y0 y1 ...).
-///
-/// `head_dim` must be even.
-pub fn interleaved_row(row: usize, head_dim: usize) -> usize {
-    let (head, within) = (row / head_dim, row % head_dim);
-    let half = head_dim / 2;
-    head * head_dim + 2 * (within % half) + within / half
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,11 +45,5 @@ mod tests {
         for unknown in ["rope_freqs.weight", "blk.x.attn_q.weight", "blk.0.attn_qkv.weight", "output", "output.scale"] {
             assert_eq!(hf_name(unknown), None);
         }
-    }
-
-    #[test]
-    fn rows_of_two_heads() {
-        let rows: Vec<usize> = (0..12).map(|r| interleaved_row(r, 6)).collect();
-        assert_eq!(rows, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
     }
 }
