@@ -1,0 +1,73 @@
+//! One micro-batch forward and backward, and the sums that an update divides by.
+
+use std::sync::Arc;
+
+use phalanx_data::Batch as TokenBatch;
+use phalanx_models::{Model, loss};
+use phalanx_nn::{Batch, Cx, Env};
+use phalanx_tensor::Category;
+
+use crate::Result;
+
+/// A loss as it is everywhere here: a sum and a count, never a mean.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LossCount {
+    /// Σ −log p over counted targets.
+    pub sum: f64,
+    /// Counted targets.
+    pub count: u64,
+}
+
+impl LossCount {
+    /// Adds another sum and count.
+    pub fn add(&mut self, other: LossCount) {
+        self.sum += other.sum;
+        self.count += other.count;
+    }
+
+    /// Σ / count; 0 when nothing was counted.
+    pub fn mean(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
+    }
+}
+
+/// Where the documents of a batch lie.
+pub fn layout(batch: &TokenBatch) -> Batch {
+    let lens: Vec<usize> = batch.docs.iter().map(std::ops::Range::len).collect();
+    Batch::causal(&lens)
+}
+
+/// Forward and backward of one micro-batch: gradients of the summed loss are added to the parameters' slots.
+///
+/// # Errors
+/// If an id has no row, or memory runs out.
+pub fn forward_backward(model: &Model, env: &Env, batch: &TokenBatch) -> Result<LossCount> {
+    if batch.num_targets == 0 {
+        return Ok(LossCount::default());
+    }
+    let mut cx = Cx::train(env);
+    let (ids, targets) = tensors(batch);
+    let out = loss(model, &mut cx, &ids, &targets)?;
+    let one = env.rt.from_f32(&[1], &[1.0], Category::Activations)?;
+    if let Some(tape) = cx.into_tape() {
+        tape.backward(&env.rt, &out.loss, one)?;
+    }
+    Ok(LossCount { sum: out.sum.sum, count: out.sum.count as u64 })
+}
+
+/// Forward only.
+///
+/// # Errors
+/// As [`forward_backward`].
+pub fn evaluate_batch(model: &Model, env: &Env, batch: &TokenBatch) -> Result<LossCount> {
+    if batch.num_targets == 0 {
+        return Ok(LossCount::default());
+    }
+    let (ids, targets) = tensors(batch);
+    let out = loss(model, &mut Cx::eval(env), &ids, &targets)?;
+    Ok(LossCount { sum: out.sum.sum, count: out.sum.count as u64 })
+}
+
+fn tensors(batch: &TokenBatch) -> (Arc<[u32]>, Arc<[i32]>) {
+    (batch.ids.as_slice().into(), batch.targets.as_slice().into())
+}
