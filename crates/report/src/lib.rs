@@ -1,0 +1,74 @@
+//! What a run tells people: files for tools, pictures and lines for eyes.
+//!
+//! # Why it is the way it is
+//!
+//! **Values in, text out.** Nothing here reads a clock, a trainer or an environment variable on its own; a trainer hands
+//! over one [`Entry`] a logged step, and every writer takes that. So each writer is tested without a training run, and
+//! none can slow one down or end it. (The two exceptions say so in their names: [`system::System::read`] and
+//! [`system::wall_time`].)
+//!
+//! **A file never tells two stories.** A run that is killed and goes on from its last checkpoint does some steps again.
+//! [`metrics`] takes the first telling out before the second begins, [`tensorboard`] says in the file which steps are
+//! void, and [`state`] is replaced as a whole. At any moment of a kill, each file is either the old or the new one,
+//! but for half a line at the end of `metrics.jsonl`, which the next run removes.
+//!
+//! **Names are those of transformers** (`loss`, `grad_norm`, `learning_rate`, `eval_loss`; tags `train/loss`,
+//! `eval/loss`; `trainer_state.json` with `log_history`), so the tools people have read them.
+//!
+//! **Pictures need nothing installed.** The loss curve is laid out once and drawn twice, as SVG and as PNG with the
+//! project's own few lines of drawing and a pixel font that is compiled in.
+//!
+//! # Example
+//!
+//! ```
+//! use phalanx_report::{Entry, curve, metrics::MetricsWriter, tensorboard::EventWriter};
+//!
+//! let dir = std::env::temp_dir().join(format!("phalanx-report-doc-{}", std::process::id()));
+//! let mut events = EventWriter::create(&dir.join("runs"), 1.8e9, std::process::id(), None)?;
+//! let mut metrics = MetricsWriter::create(dir.join("metrics.jsonl"))?;
+//! let mut log = vec![];
+//! for step in 1..=30u64 {
+//!     let entry = Entry::new(step, step as f64 / 30.0).with("loss", 4.0 / (step as f64).sqrt());
+//!     metrics.write(&entry)?;
+//!     events.entry(&entry, 1.8e9 + step as f64)?;
+//!     log.push(entry);
+//! }
+//! let curve = curve::Curve::from_entries("a small run", &log);
+//! let [svg, png] = curve::write(&curve, &dir)?;
+//! assert!(svg.exists() && png.exists());
+//! println!("{}", curve::ascii(&curve, 60, 10));
+//!
+//! // The run was killed after its checkpoint of step 20 and goes on from there.
+//! drop(metrics);
+//! let (_metrics, kept) = MetricsWriter::resume(dir.join("metrics.jsonl"), 20)?;
+//! assert_eq!(kept, log[..20]);
+//! # std::fs::remove_dir_all(&dir).ok();
+//! # Ok::<(), phalanx_report::ReportError>(())
+//! ```
+
+pub mod curve;
+mod entry;
+mod error;
+pub mod metrics;
+pub mod progress;
+pub mod state;
+mod style;
+pub mod summary;
+pub mod system;
+mod table;
+pub mod tensorboard;
+#[cfg(test)]
+mod testing;
+pub mod units;
+
+pub use curve::Curve;
+pub use entry::Entry;
+pub use error::{ReportError, Result};
+pub use metrics::MetricsWriter;
+pub use progress::{Pace, Progress, Step};
+pub use state::TrainerState;
+pub use style::{Style, display_width};
+pub use summary::{Ending, Summary};
+pub use system::{ProcessMemory, System};
+pub use table::Table;
+pub use tensorboard::EventWriter;

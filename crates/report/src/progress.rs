@@ -1,0 +1,240 @@
+//! Progress of a run: a bar on a terminal, plain lines elsewhere.
+//!
+//! What is shown is made by [`Step::line`], a pure function; the bar only draws it. Times come in as values: the trainer
+//! reads its clock once a step and everybody agrees.
+
+use std::io::{IsTerminal, Write};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::units;
+
+/// What is known after an optimizer step.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Step {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Optimizer steps of the whole run.
+    pub total: u64,
+    /// Passes over the data done.
+    pub epoch: f64,
+    /// Mean loss of a token in this step.
+    pub loss: f64,
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Global norm of the gradient, before clipping.
+    pub grad_norm: f64,
+    /// Tokens a second, over the last steps.
+    pub tokens_per_second: f64,
+    /// Bytes of memory this process has now.
+    pub memory: u64,
+    /// The most it had.
+    pub peak_memory: u64,
+    /// Seconds until the end, by the pace of the last steps; NaN where unknown.
+    pub seconds_left: f64,
+}
+
+impl Step {
+    /// The line without the bar: `loss 2.3145 · lr 3.00e-4 · grad 1.21 · 3.4 k tok/s · 1.2 GiB (peak 1.5 GiB) · 3:05 left`.
+    pub fn line(&self) -> String {
+        let mut parts = vec![
+            format!("loss {:.4}", self.loss),
+            format!("lr {:.2e}", self.learning_rate),
+            format!("grad {:.3}", self.grad_norm),
+            format!("{} tok/s", units::count(self.tokens_per_second.round())),
+            format!("{} (peak {})", units::bytes(self.memory), units::bytes(self.peak_memory)),
+        ];
+        if self.seconds_left.is_finite() && self.step < self.total {
+            parts.push(format!("{} left", units::duration(self.seconds_left)));
+        }
+        parts.join(" · ")
+    }
+
+    /// The whole line, for logs.
+    pub fn plain(&self) -> String {
+        format!("step {}/{} · epoch {:.2} · {}", self.step, self.total, self.epoch, self.line())
+    }
+}
+
+/// The pace of a run: tokens a second and time left, from the times of the last steps.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pace {
+    /// (seconds since the start of this process' run, steps done, tokens seen), newest last.
+    window: std::collections::VecDeque<(f64, u64, u64)>,
+}
+
+impl Pace {
+    /// Steps that count.
+    const WINDOW: usize = 20;
+
+    /// A pace that begins now: at `seconds`, with `step` steps and `tokens` tokens done (a resumed run begins in the
+    /// middle).
+    pub fn new(seconds: f64, step: u64, tokens: u64) -> Self {
+        Pace { window: [(seconds, step, tokens)].into() }
+    }
+
+    /// Takes note of a finished step.
+    pub fn update(&mut self, seconds: f64, step: u64, tokens: u64) {
+        self.window.push_back((seconds, step, tokens));
+        if self.window.len() > Self::WINDOW + 1 {
+            self.window.pop_front();
+        }
+    }
+
+    /// Tokens a second; 0 before the first step.
+    pub fn tokens_per_second(&self) -> f64 {
+        let (seconds, _, tokens) = self.spans();
+        if seconds > 0.0 { tokens / seconds } else { 0.0 }
+    }
+
+    /// Seconds until step `total`; NaN before the first step.
+    pub fn seconds_left(&self, total: u64) -> f64 {
+        let (seconds, steps, _) = self.spans();
+        let done = self.window.back().map_or(0, |last| last.1);
+        if steps > 0.0 { total.saturating_sub(done) as f64 * seconds / steps } else { f64::NAN }
+    }
+
+    fn spans(&self) -> (f64, f64, f64) {
+        match (self.window.front(), self.window.back()) {
+            (Some(a), Some(b)) => (b.0 - a.0, b.1.saturating_sub(a.1) as f64, b.2.saturating_sub(a.2) as f64),
+            _ => (0.0, 0.0, 0.0),
+        }
+    }
+}
+
+/// Shows steps: a bar on a terminal, a plain line for each logged step elsewhere.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    out: Box<dyn Write + Send>,
+}
+
+impl Progress {
+    /// Progress on standard error; `plain` wants lines on a terminal too.
+    pub fn new(total: u64, plain: bool) -> Self {
+        let stderr = std::io::stderr();
+        let bar = (stderr.is_terminal() && !plain).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
+            // A template of constants; the default bar is no worse than none.
+            if let Ok(style) = ProgressStyle::with_template("{pos:>5}/{len} {bar:24.cyan/dim} {wide_msg}") {
+                bar.set_style(style.progress_chars("━━─"));
+            }
+            bar
+        });
+        Progress { bar, out: Box::new(stderr) }
+    }
+
+    /// Plain lines to any writer: for tests and for `--json` runs.
+    pub fn to_writer(out: Box<dyn Write + Send>) -> Self {
+        Progress { bar: None, out }
+    }
+
+    /// Shows a step. Plain lines are written for `logged` steps only.
+    pub fn step(&mut self, step: &Step, logged: bool) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(step.total);
+                bar.set_position(step.step);
+                bar.set_message(step.line());
+            }
+            None if logged => self.write(&step.plain()),
+            None => {}
+        }
+    }
+
+    /// Writes a line above the bar (evaluation results, saved checkpoints, warnings).
+    pub fn line(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{text}")),
+            None => self.write(text),
+        }
+    }
+
+    /// Ends the bar and leaves its last state on the screen.
+    pub fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.abandon();
+        }
+    }
+
+    /// Progress must not end a run: a closed pipe is no reason to stop training.
+    fn write(&mut self, text: &str) {
+        let _ = writeln!(self.out, "{text}");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    fn step() -> Step {
+        Step {
+            step: 5,
+            total: 100,
+            epoch: 0.125,
+            loss: 2.31449,
+            learning_rate: 3e-4,
+            grad_norm: 1.2091,
+            tokens_per_second: 3412.4,
+            memory: 1 << 30,
+            peak_memory: 3 << 29,
+            seconds_left: 185.0,
+        }
+    }
+
+    #[test]
+    fn a_line_says_it_all() {
+        assert_eq!(
+            step().plain(),
+            "step 5/100 · epoch 0.12 · loss 2.3145 · lr 3.00e-4 · grad 1.209 · 3.4 k tok/s · 1.0 GiB (peak 1.5 GiB) · 3:05 left"
+        );
+        assert!(!Step { step: 100, ..step() }.line().contains("left"));
+        assert!(Step { loss: f64::NAN, ..step() }.line().starts_with("loss NaN"));
+    }
+
+    #[test]
+    fn pace_of_a_resumed_run() {
+        let mut pace = Pace::new(10.0, 50, 1000);
+        assert!(pace.seconds_left(60).is_nan());
+        assert_eq!(pace.tokens_per_second(), 0.0);
+        for i in 1..=5 {
+            pace.update(10.0 + 2.0 * i as f64, 50 + i, 1000 + 300 * i);
+        }
+        assert_eq!(pace.tokens_per_second(), 150.0);
+        assert_eq!(pace.seconds_left(60), 10.0);
+        // The pace of the last steps counts: it slows down.
+        for i in 6..=40 {
+            pace.update(20.0 + 4.0 * (i - 5) as f64, 50 + i, 1000 + 300 * i);
+        }
+        assert_eq!(pace.tokens_per_second(), 75.0);
+    }
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn plain_lines_for_logged_steps_only() {
+        let shared = Shared::default();
+        let mut progress = Progress::to_writer(Box::new(shared.clone()));
+        progress.step(&step(), false);
+        progress.line("saved out/checkpoint-5");
+        progress.step(&step(), true);
+        drop(progress);
+        let text = String::from_utf8(shared.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, format!("saved out/checkpoint-5\n{}\n", step().plain()));
+    }
+}
