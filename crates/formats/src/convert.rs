@@ -122,19 +122,43 @@ pub fn to_bf16(from: FloatType, bytes: &[u8], out: &mut [bf16]) {
 
 /// Appends `values` as little-endian elements of type `to`.
 pub fn from_f32(to: FloatType, values: &[f32], out: &mut Vec<u8>) {
-    out.reserve(values.len() * to.size());
+    let out = grow(out, values.len() * to.size());
     match to {
-        FloatType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
-        FloatType::Bf16 => out.extend(values.iter().flat_map(|&v| round_to_bf16(v).to_le_bytes())),
+        FloatType::F32 => {
+            for (o, v) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                *o = v.to_le_bytes();
+            }
+        }
+        FloatType::Bf16 => {
+            for (o, &v) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                *o = round_to_bf16(v).to_le_bytes();
+            }
+        }
         FloatType::F16 => {
             let mut narrow = [f16::ZERO; CHUNK];
-            for v in values.chunks(CHUNK) {
+            for (o, v) in out.as_chunks_mut::<2>().0.chunks_mut(CHUNK).zip(values.chunks(CHUNK)) {
                 let narrow = &mut narrow[..v.len()];
                 narrow.convert_from_f32_slice(v);
-                out.extend(narrow.iter().flat_map(|n| n.to_le_bytes()));
+                for (o, n) in o.iter_mut().zip(narrow) {
+                    *o = n.to_le_bytes();
+                }
             }
         }
     }
+}
+
+/// Appends `values` as little-endian BF16.
+pub fn from_bf16(values: &[bf16], out: &mut Vec<u8>) {
+    for (o, v) in grow(out, values.len() * 2).as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        *o = v.to_le_bytes();
+    }
+}
+
+/// Appends `n` bytes and returns them. (Filling a slice vectorises; extending from an iterator of bytes does not.)
+fn grow(out: &mut Vec<u8>, n: usize) -> &mut [u8] {
+    let at = out.len();
+    out.resize(at + n, 0);
+    &mut out[at..]
 }
 
 /// Round to nearest even without a branch, so that the loops around it vectorise; equals `bf16::from_f32`.

@@ -59,7 +59,7 @@ impl fmt::Display for NamesDiffer {
             }
             and_more(f, self.mis_shaped.len())?;
         }
-        write!(f, "\n  check that config.json and the weights are of the same model")
+        write!(f, "\n  check that weights and configuration are of the same model")
     }
 }
 
@@ -197,7 +197,7 @@ mod tests {
             e.to_string(),
             "dir: the weights do not fit the model\n  1 missing:\n    b (the file has `model.b`)\n  1 unexpected:\n    \
              model.b\n  1 with another shape:\n    a: the model needs [3, 2], the file has [2, 3]\n  check that \
-             config.json and the weights are of the same model"
+             weights and configuration are of the same model"
         );
         assert!(compare("dir".into(), &found, &[("a".into(), vec![2, 3])], &["*"]).is_ok());
     }

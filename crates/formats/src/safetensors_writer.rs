@@ -337,7 +337,7 @@ impl TensorSink<'_> {
         let mut scratch = std::mem::take(&mut self.scratch);
         let done = values.chunks(1 << 16).try_for_each(|part| {
             scratch.clear();
-            scratch.extend(part.iter().flat_map(|v| v.to_le_bytes()));
+            convert::from_bf16(part, &mut scratch);
             self.write_bytes(&scratch)
         });
         self.scratch = scratch;

@@ -142,3 +142,51 @@ fn two_writers_of_one_target_do_not_mix() {
     assert!(bytes.iter().all(|b| *b == bytes[0]));
     assert_eq!(names(tmp.path()), ["f"]);
 }
+
+/// Names the folder that a child process writes into until it is killed.
+const CHILD_DIR: &str = "PHALANX_FORMATS_TEST_CHILD_DIR";
+
+/// Not a test of its own: the child of `killed_at_any_moment`. Without the variable it does nothing.
+#[test]
+fn child_that_writes_until_killed() {
+    let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
+    let dir = Path::new(&dir);
+    for round in 0u8.. {
+        let put = |t: &Path| (0..3).try_for_each(|i| atomic::write_bytes(t.join(format!("{i}")), &[round; 30_000]));
+        atomic::replace_folder(dir.join("folder"), put).unwrap();
+        atomic::write_bytes(dir.join("file"), &[round; 100_000]).unwrap();
+        if round == 255 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn killed_at_any_moment() {
+    let tmp = Scratch::new();
+    let (file, folder) = (tmp.path().join("file"), tmp.path().join("folder"));
+    let whole = |path: &Path, len: usize| {
+        let bytes = fs::read(path).unwrap();
+        assert!(bytes.len() == len && bytes.iter().all(|b| *b == bytes[0]), "{}: a mixture", path.display());
+        bytes[0]
+    };
+    for round in 0..12u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_writes_until_killed"])
+            .env(CHILD_DIR, tmp.path())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while !file.exists() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(round * 3));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        whole(&file, 100_000);
+        let parts: Vec<u8> = (0..3).map(|i| whole(&folder.join(i.to_string()), 30_000)).collect();
+        assert!(parts.iter().all(|p| *p == parts[0]), "files of two saves: {parts:?}");
+        atomic::clean_stale(tmp.path()).unwrap();
+        assert_eq!(names(tmp.path()), ["file", "folder"]);
+    }
+}
