@@ -5,10 +5,15 @@
 //! Milakov & Gimelshein, arXiv 1805.02867). Blocks of keys are counted from the start of the sequence, so that a query row
 //! gets the same bits in any batch and also when it is the only row (generation with a cache).
 
+mod backward;
+mod forward;
+mod panel;
 pub mod plain;
+mod tile;
 
 use crate::error::{bad_shape, check_len};
 use crate::{Device, Result};
+use panel::BLOCK;
 
 /// One sequence: where its rows lie in Q and in K/V.
 ///
@@ -45,7 +50,7 @@ pub struct Attention<'a> {
 
 impl Attention<'_> {
     fn check(&self, tq: usize, tk: usize) -> Result<()> {
-        if self.heads == 0 || self.kv_heads == 0 || self.head_dim == 0 || self.heads % self.kv_heads != 0 {
+        if self.heads == 0 || self.kv_heads == 0 || self.head_dim == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return bad_shape(
                 "attention",
                 format!("{} query heads do not divide over {} key/value heads", self.heads, self.kv_heads),
@@ -55,12 +60,37 @@ impl Attention<'_> {
             return bad_shape("attention", "a window of 0 hides every key");
         }
         for s in self.seqs {
+            // Positions are compared as f32, which is exact up to here.
+            if s.kv_len > 1 << 24 {
+                return bad_shape("attention", format!("{} keys in a sequence, at most 2²⁴ are possible", s.kv_len));
+            }
             if s.q_start + s.q_len > tq || s.kv_start + s.kv_len > tk || s.kv_len < s.q_len {
                 return bad_shape("attention", format!("{s:?} does not fit {tq} query rows and {tk} key rows"));
             }
         }
+        if overlap(self.seqs, |s| (s.q_start, s.q_len)) {
+            return bad_shape("attention", "two sequences share query rows");
+        }
         Ok(())
     }
+}
+
+/// Cuts the first `n` values off `space`.
+fn cut<'a>(space: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
+    let (head, tail) = std::mem::take(space).split_at_mut(n);
+    *space = tail;
+    head
+}
+
+/// Whether the ranges (start, length) of two sequences overlap.
+fn overlap(seqs: &[Seq], range: impl Fn(&Seq) -> (usize, usize)) -> bool {
+    let ordered = |a: (usize, usize), b: (usize, usize)| a.0 + a.1 <= b.0;
+    if seqs.windows(2).all(|w| ordered(range(&w[0]), range(&w[1]))) {
+        return false;
+    }
+    let mut ranges: Vec<_> = seqs.iter().map(range).filter(|r| r.1 > 0).collect();
+    ranges.sort_unstable();
+    !ranges.windows(2).all(|w| ordered(w[0], w[1]))
 }
 
 /// Forward. `q` [Tq,N,D], `k` and `v` [Tk,K,D] → `out` [Tq,N,D], `lse` [Tq,N] (natural log of the softmax denominator).
@@ -84,8 +114,7 @@ pub fn forward(
     check_len("attention", "v", v.len(), k.len())?;
     check_len("attention", "out", out.len(), q.len())?;
     check_len("attention", "lse", lse.len(), tq * a.heads)?;
-    let _ = dev;
-    plain::forward(a, q, k, v, out, lse);
+    forward::forward(dev, a, (q, k, v), out, lse);
     Ok(())
 }
 
@@ -111,6 +140,8 @@ pub fn backward(
     let (tq, tk) = (q.len() / (a.heads * a.head_dim).max(1), k.len() / (a.kv_heads * a.head_dim).max(1));
     a.check(tq, tk)?;
     for (what, got, want) in [
+        ("q", q.len(), tq * a.heads * a.head_dim),
+        ("k", k.len(), tk * a.kv_heads * a.head_dim),
         ("v", v.len(), k.len()),
         ("out", out.len(), q.len()),
         ("lse", lse.len(), tq * a.heads),
@@ -121,7 +152,10 @@ pub fn backward(
     ] {
         check_len("attention backward", what, got, want)?;
     }
-    let _ = dev;
-    plain::backward(a, q, k, v, out, lse, dout, dq, dk, dv);
+    if overlap(a.seqs, |s| (s.kv_start, s.kv_len)) {
+        return bad_shape("attention backward", "two sequences share key rows");
+    }
+    let inputs = backward::Inputs { q, k, v, out, lse, dout, scale: a.scale };
+    backward::backward(dev, a, &inputs, dq, dk, dv);
     Ok(())
 }

@@ -1,0 +1,272 @@
+//! The backward: probabilities are computed again from the log-sum-exp, block by block.
+//!
+//! With P = e^(S − lse) and δ = dO·O (a number a row): dV = Pᵀ·dO, dS = P∘(dO·Vᵀ − δ), dQ = dS·K·scale, dK = dSᵀ·Q·scale.
+//! A task owns a *part*: a run of rows of one sequence and one key/value head. It finishes dQ of its rows, and leaves what they
+//! add to dK and dV in a partial sum of its own; a second round adds the parts of a sequence in order. Parts are cut by the
+//! length of the sequence alone, so even one sequence keeps several threads busy, and the bits stay the same for all.
+
+use super::panel::{BLOCK, Group, VECTORS, bounds, if_seen, key_blocks, transpose_in};
+use super::tile::{Left, Start, product, wide_product};
+use super::{Attention, cut};
+use crate::Device;
+use crate::par::Parts;
+use crate::simd::math::{exp, sum_over};
+use crate::simd::{Simd, simd_fn};
+
+/// Queries that make it worth to cut a sequence once more.
+const PART_QUERIES: usize = 256;
+
+/// Parts of a sequence at most: each needs a partial sum as long as the keys that it sees.
+const MAX_PARTS: usize = 4;
+
+/// Values of partial sums that may be in memory at once (64 MiB), unless one sequence alone needs more.
+const SUMS: usize = 16 << 20;
+
+/// Lanes of the widest panel, and what rows of D values are padded to.
+const WIDEST: usize = VECTORS * 16;
+const PAD: usize = 16;
+
+/// What goes in.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) k: &'a [f32],
+    pub(super) v: &'a [f32],
+    pub(super) out: &'a [f32],
+    pub(super) lse: &'a [f32],
+    pub(super) dout: &'a [f32],
+    pub(super) scale: f32,
+}
+
+/// A run of rows of one group, the keys they see, and where their partial sums begin.
+#[derive(Clone, Copy)]
+struct Part {
+    group: Group,
+    first: usize,
+    rows: usize,
+    first_key: usize,
+    keys: usize,
+    sums: usize,
+}
+
+/// The parts of a group in order, and the length of all their sums.
+fn parts(g: Group, padded: usize, mut sums: usize, out: &mut Vec<Part>) -> usize {
+    let queries = g.seq.q_len;
+    let each = queries.div_ceil((queries / PART_QUERIES).clamp(1, MAX_PARTS)).max(1);
+    for start in (0..queries).step_by(each) {
+        let (first, rows) = (start * g.share, each.min(queries - start) * g.share);
+        let first_key = g.visible(first).start;
+        let keys = g.visible(first + rows - 1).end - first_key;
+        out.push(Part { group: g, first, rows, first_key, keys, sums });
+        sums += 2 * keys * padded;
+    }
+    sums
+}
+
+/// See [`super::backward`]; lengths and sequences have been checked, neither Q nor K rows of sequences overlap.
+pub(super) fn backward(
+    dev: &Device,
+    a: &Attention<'_>,
+    x: &Inputs<'_>,
+    dq: &mut [f32],
+    dk: &mut [f32],
+    dv: &mut [f32],
+) {
+    let padded = a.head_dim.next_multiple_of(PAD);
+    let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
+    let groups = a.seqs.iter().flat_map(|&seq| (0..a.kv_heads).map(move |kv_head| Group::new(a, seq, kv_head)));
+    let (mut wave, mut pending, mut sums) = (vec![], vec![], 0);
+    let run = |wave: &mut Vec<Group>, pending: &mut Vec<Part>, sums: &mut usize| {
+        run_wave(dev, x, padded, (wave, pending, *sums), &dq, &dk, &dv);
+        (*sums, _) = (0, (wave.clear(), pending.clear()));
+    };
+    for g in groups {
+        let (before, start) = (pending.len(), sums);
+        sums = parts(g, padded, sums, &mut pending);
+        if sums > SUMS && !wave.is_empty() {
+            pending.truncate(before);
+            sums = start;
+            run(&mut wave, &mut pending, &mut sums);
+            sums = parts(g, padded, 0, &mut pending);
+        }
+        wave.push(g);
+    }
+    run(&mut wave, &mut pending, &mut sums);
+}
+
+/// Both rounds for some groups.
+fn run_wave(
+    dev: &Device,
+    x: &Inputs<'_>,
+    padded: usize,
+    (groups, parts, sums): (&[Group], &[Part], usize),
+    dq: &Parts<'_, f32>,
+    dk: &Parts<'_, f32>,
+    dv: &Parts<'_, f32>,
+) {
+    let mut space = dev.scratch().sums().take(sums);
+    let sums = space.as_mut_slice();
+    let mut order: Vec<&Part> = parts.iter().collect();
+    order.sort_by_key(|p| std::cmp::Reverse(p.rows * p.keys));
+    {
+        let sums = Parts::new(sums);
+        dev.team().run(order.len(), &|i, worker| {
+            let p = *order[i];
+            let mut space = dev.scratch().worker(worker).take(space_len(p.group.dim, padded));
+            // SAFETY: parts have different rows and different sums.
+            let sums = unsafe { sums.get(p.sums..p.sums + 2 * p.keys * padded) };
+            part(dev.isa(), p, x, padded, sums, space.as_mut_slice(), dq);
+        });
+    }
+    let sums = &*sums;
+    // The parts of a group are neighbours: find each group's run of them.
+    let mut rest = parts;
+    let mut jobs = vec![];
+    for &g in groups {
+        let n = rest.iter().take_while(|p| p.group == g).count();
+        let (own, others) = rest.split_at(n);
+        jobs.extend((0..g.seq.kv_len).step_by(FINISH_KEYS).map(|first| (g, own, first)));
+        rest = others;
+    }
+    dev.team().run(jobs.len(), &|i, _| {
+        let (g, parts, first) = jobs[i];
+        for j in first..(first + FINISH_KEYS).min(g.seq.kv_len) {
+            let at = g.key_offset(j);
+            for (half, grad) in [dk, dv].into_iter().enumerate() {
+                // SAFETY: no two jobs have a key row in common.
+                let row = unsafe { grad.get(at..at + g.dim) };
+                row.fill(0.0);
+                for p in parts.iter().filter(|p| (p.first_key..p.first_key + p.keys).contains(&j)) {
+                    let from = p.sums + (half * p.keys + j - p.first_key) * padded;
+                    crate::elementwise::add_scaled_piece(dev.isa(), row, &sums[from..from + g.dim], 1.0);
+                }
+            }
+        }
+    });
+}
+
+/// Keys that a task of the second round adds up.
+const FINISH_KEYS: usize = 256;
+
+fn space_len(dim: usize, padded: usize) -> usize {
+    WIDEST * (3 * dim + 2 * padded + 2 * BLOCK + 4)
+}
+
+simd_fn! {
+    fn part(
+        s,
+        part: Part,
+        x: &Inputs<'_>,
+        padded: usize,
+        sums: &mut [f32],
+        space: &mut [f32],
+        dq: &Parts<'_, f32>,
+    ) {
+        sums.fill(0.0);
+        let end = part.first + part.rows;
+        let mut first = part.first;
+        while first < end {
+            let n = (end - first).div_ceil(S::LANES).min(VECTORS);
+            let rows = (end - first).min(n * S::LANES);
+            match n {
+                1 => panel::<S, 1>(s, &part, (first, rows), x, padded, sums, space, dq),
+                2 => panel::<S, 2>(s, &part, (first, rows), x, padded, sums, space, dq),
+                _ => panel::<S, 3>(s, &part, (first, rows), x, padded, sums, space, dq),
+            }
+            first += rows;
+        }
+    }
+}
+
+#[inline(always)]
+fn panel<S: Simd, const N: usize>(
+    s: S,
+    part: &Part,
+    (first, rows): (usize, usize),
+    x: &Inputs<'_>,
+    padded: usize,
+    sums: &mut [f32],
+    mut space: &mut [f32],
+    dq: &Parts<'_, f32>,
+) {
+    let (g, w) = (part.group, N * S::LANES);
+    let (dim, stride) = (g.dim, g.key_stride());
+    let queries = cut(&mut space, dim * w);
+    let grads = cut(&mut space, dim * w);
+    let query_grads = cut(&mut space, dim * w);
+    let query_rows = cut(&mut space, w * padded);
+    let grad_rows = cut(&mut space, w * padded);
+    let probs = cut(&mut space, BLOCK * w);
+    let score_grads = cut(&mut space, BLOCK * w);
+    let (from, to) = (cut(&mut space, w), cut(&mut space, w));
+    let (lse, delta) = (cut(&mut space, w), cut(&mut space, w));
+    transpose_in(g, x.q, first, rows, x.scale, queries, w);
+    transpose_in(g, x.dout, first, rows, 1.0, grads, w);
+    bounds(g, first, rows, from, to);
+    for i in 0..w {
+        // Rows that only fill up the panel are zero, so whatever their probabilities they add nothing.
+        let (query_row, grad_row) = (&mut query_rows[i * padded..], &mut grad_rows[i * padded..]);
+        query_row[..padded].fill(0.0);
+        grad_row[..padded].fill(0.0);
+        (lse[i], delta[i]) = (0.0, 0.0);
+        if i < rows {
+            let index = g.row_index(first + i);
+            let row = index * dim..(index + 1) * dim;
+            let (q, out, dout) = (&x.q[row.clone()], &x.out[row.clone()], &x.dout[row]);
+            query_row.iter_mut().zip(q).for_each(|(to, q)| *to = q * x.scale);
+            grad_row[..dim].copy_from_slice(dout);
+            lse[i] = x.lse[index];
+            delta[i] = sum_over(
+                s,
+                dim,
+                #[inline(always)]
+                |d, sum| s.fma(s.load(dout, d), s.load(out, d), sum),
+            );
+        }
+    }
+    query_grads.fill(0.0);
+    let (key_sums, value_sums) = sums.split_at_mut(part.keys * padded);
+    for keys in key_blocks(g, first, rows) {
+        let at = g.key_offset(keys.first);
+        let sum_at = (keys.first - part.first_key) * padded;
+        // SAFETY: buffers have the lengths asked for, K and V the keys, the sums every key that the part sees.
+        unsafe {
+            let a = Left { ptr: x.k.as_ptr().add(at), row: stride, step: 1 };
+            product::<S, N>(s, keys.count, dim, a, (queries.as_ptr(), w), (probs.as_mut_ptr(), w), Start::Zero);
+            let a = Left { ptr: x.v.as_ptr().add(at), row: stride, step: 1 };
+            product::<S, N>(s, keys.count, dim, a, (grads.as_ptr(), w), (score_grads.as_mut_ptr(), w), Start::Zero);
+            let zero = s.splat(0.0);
+            for lane in (0..w).step_by(S::LANES) {
+                let (from, to) = (s.load_ptr(from.as_ptr().add(lane)), s.load_ptr(to.as_ptr().add(lane)));
+                let (lse, delta) = (s.load_ptr(lse.as_ptr().add(lane)), s.load_ptr(delta.as_ptr().add(lane)));
+                for j in 0..keys.count {
+                    let (p, d) = (probs.as_mut_ptr().add(j * w + lane), score_grads.as_mut_ptr().add(j * w + lane));
+                    let mut prob = exp(s, s.sub(s.load_ptr(p), lse));
+                    let mut grad = s.mul(prob, s.sub(s.load_ptr(d), delta));
+                    if keys.masked {
+                        prob = if_seen(s, keys.first + j, from, to, prob, zero);
+                        grad = if_seen(s, keys.first + j, from, to, grad, zero);
+                    }
+                    s.store_ptr(p, prob);
+                    s.store_ptr(d, grad);
+                }
+            }
+            let rows_of = |x: &[f32]| Left { ptr: x.as_ptr(), row: w, step: 1 };
+            let (b, c) = (grad_rows.as_ptr(), value_sums.as_mut_ptr().add(sum_at));
+            wide_product(s, keys.count, w, rows_of(probs), (b, padded), (c, padded), padded, Start::Sum);
+            let (b, c) = (query_rows.as_ptr(), key_sums.as_mut_ptr().add(sum_at));
+            wide_product(s, keys.count, w, rows_of(score_grads), (b, padded), (c, padded), padded, Start::Sum);
+            let a = Left { ptr: x.k.as_ptr().add(at), row: 1, step: stride };
+            let c = (query_grads.as_mut_ptr(), w);
+            product::<S, N>(s, dim, keys.count, a, (score_grads.as_ptr(), w), c, Start::Sum);
+        }
+    }
+    for i in 0..rows {
+        let index = g.row_index(first + i);
+        // SAFETY: no two tasks have a row in common.
+        let row = unsafe { dq.get(index * dim..(index + 1) * dim) };
+        for (d, to) in row.iter_mut().enumerate() {
+            *to = query_grads[d * w + i] * x.scale;
+        }
+    }
+}

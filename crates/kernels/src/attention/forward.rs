@@ -1,0 +1,132 @@
+//! The kernel level of the forward: how rows are cut into tasks.
+
+use super::panel::{Group, Running, VECTORS, bounds, fold, key_blocks, transpose_in};
+use super::{Attention, BLOCK, Seq, cut};
+use crate::Device;
+use crate::par::Parts;
+use crate::simd::{Simd, simd_fn};
+
+/// Query rows of a task: whole panels on every instruction set.
+const TASK_ROWS: usize = 192;
+
+/// Rows of one sequence (for one key/value head) that a task handles.
+struct Item {
+    seq: Seq,
+    first: usize,
+    rows: usize,
+}
+
+/// All tasks but for the key/value head, the longest first.
+fn items(a: &Attention<'_>) -> Vec<Item> {
+    let share = a.heads / a.kv_heads;
+    let mut items = vec![];
+    for &seq in a.seqs {
+        let rows = seq.q_len * share;
+        let pieces = (0..rows).step_by(TASK_ROWS);
+        items.extend(pieces.map(|first| Item { seq, first, rows: TASK_ROWS.min(rows - first) }));
+    }
+    // Keys of the last row times rows; a stable sort, so that the order is a matter of shapes.
+    items.sort_by_cached_key(|i| {
+        let seen = Group::new(a, i.seq, 0).visible(i.first + i.rows - 1);
+        std::cmp::Reverse(seen.len() * i.rows)
+    });
+    items
+}
+
+/// See [`super::forward`]; lengths and sequences have been checked, Q rows of sequences do not overlap.
+pub(super) fn forward(
+    dev: &Device,
+    a: &Attention<'_>,
+    (q, k, v): (&[f32], &[f32], &[f32]),
+    out: &mut [f32],
+    lse: &mut [f32],
+) {
+    let items = items(a);
+    let (out, lse) = (Parts::new(out), Parts::new(lse));
+    dev.team().run(items.len() * a.kv_heads, &|task, worker| {
+        let item = &items[task / a.kv_heads];
+        let g = Group::new(a, item.seq, task % a.kv_heads);
+        let mut space = dev.scratch().worker(worker).take(space_len(a.head_dim));
+        let write = |r: usize| {
+            let row = g.row_index(r);
+            // SAFETY: no two tasks have a row in common.
+            unsafe { (out.get(row * g.dim..(row + 1) * g.dim), lse.get(row..row + 1)) }
+        };
+        rows(dev.isa(), g, (item.first, item.rows), a.scale, (q, k, v), space.as_mut_slice(), &write);
+    });
+}
+
+/// Lanes of the widest panel.
+const WIDEST: usize = VECTORS * 16;
+
+fn space_len(dim: usize) -> usize {
+    WIDEST * (2 * dim + BLOCK + 6)
+}
+
+/// Gives the places where row `r` of a group leaves its output and its log-sum-exp.
+type Write<'a> = &'a dyn Fn(usize) -> (&'a mut [f32], &'a mut [f32]);
+
+simd_fn! {
+    fn rows(
+        s,
+        g: Group,
+        range: (usize, usize),
+        scale: f32,
+        qkv: (&[f32], &[f32], &[f32]),
+        space: &mut [f32],
+        write: Write<'_>,
+    ) {
+        let (mut first, mut left) = range;
+        while left > 0 {
+            // Narrow panels for what is left, so that a single row does not pay for three vectors.
+            let n = left.div_ceil(S::LANES).min(VECTORS);
+            let rows = left.min(n * S::LANES);
+            match n {
+                1 => panel::<S, 1>(s, g, (first, rows), scale, qkv, space, write),
+                2 => panel::<S, 2>(s, g, (first, rows), scale, qkv, space, write),
+                _ => panel::<S, 3>(s, g, (first, rows), scale, qkv, space, write),
+            }
+            (first, left) = (first + rows, left - rows);
+        }
+    }
+}
+
+#[inline(always)]
+fn panel<S: Simd, const N: usize>(
+    s: S,
+    g: Group,
+    (first, rows): (usize, usize),
+    scale: f32,
+    (q, k, v): (&[f32], &[f32], &[f32]),
+    mut space: &mut [f32],
+    write: Write<'_>,
+) {
+    let w = N * S::LANES;
+    let queries = cut(&mut space, g.dim * w);
+    let out = cut(&mut space, g.dim * w);
+    let scores = cut(&mut space, BLOCK * w);
+    let (from, to) = (cut(&mut space, w), cut(&mut space, w));
+    let (max, sum, factor) = (cut(&mut space, w), cut(&mut space, w), cut(&mut space, w));
+    transpose_in(g, q, first, rows, scale, queries, w);
+    bounds(g, first, rows, from, to);
+    out.fill(0.0);
+    sum.fill(0.0);
+    max.fill(f32::NEG_INFINITY);
+    let mut run = Running { max, sum, out, factor };
+    for keys in key_blocks(g, first, rows) {
+        // SAFETY: the pieces of `space` have the lengths asked for, the caller has checked K and V.
+        unsafe { fold::<S, N>(s, g, keys, (k, v), queries, scores, (from, to), &mut run) };
+    }
+    let Running { max, sum, out, factor: inverse } = run;
+    for (i, s) in inverse.iter_mut().zip(sum.iter()) {
+        *i = 1.0 / s;
+    }
+    for i in 0..rows {
+        let (to, lse) = write(first + i);
+        for (d, o) in to.iter_mut().enumerate() {
+            // + 0 makes a sum that underflowed to −0 the same as one that a masked block touched afterwards.
+            *o = out[d * w + i] * inverse[i] + 0.0;
+        }
+        lse[0] = (f64::from(max[i]) + f64::from(sum[i]).ln()) as f32;
+    }
+}

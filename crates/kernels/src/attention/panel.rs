@@ -1,0 +1,231 @@
+//! The block level: a panel of query rows, kept transposed so that each row is one lane.
+//!
+//! With rows in lanes the softmax needs no sum across a register: a row's maximum, sum and scores are values of its own lane,
+//! and nothing that a row computes depends on which lane, panel or batch it is in.
+
+use super::tile::{Left, Start, product};
+use super::{Attention, Seq};
+use crate::simd::Simd;
+use crate::simd::math::exp;
+
+/// Keys of a block, counted from the start of a sequence's keys. The running softmax is rescaled once a block, so this number
+/// is part of what a result's bits depend on.
+pub(super) const BLOCK: usize = 64;
+
+/// Vectors of rows in a full panel.
+pub(super) const VECTORS: usize = 3;
+
+/// Query rows of one key/value head in one sequence. Row r is head `kv_head·G + r mod G` of the query r / G.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Group {
+    /// The sequence.
+    pub(super) seq: Seq,
+    /// The key/value head.
+    pub(super) kv_head: usize,
+    /// Query heads that share a key/value head.
+    pub(super) share: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// D.
+    pub(super) dim: usize,
+    window: Option<usize>,
+}
+
+impl Group {
+    pub(super) fn new(a: &Attention<'_>, seq: Seq, kv_head: usize) -> Group {
+        let share = a.heads / a.kv_heads;
+        Group { seq, kv_head, share, heads: a.heads, kv_heads: a.kv_heads, dim: a.head_dim, window: a.window }
+    }
+
+    /// Index of a row among all [Tq,N] rows.
+    pub(super) fn row_index(&self, r: usize) -> usize {
+        (self.seq.q_start + r / self.share) * self.heads + self.kv_head * self.share + r % self.share
+    }
+
+    /// Keys that a row sees.
+    pub(super) fn visible(&self, r: usize) -> std::ops::Range<usize> {
+        let position = self.seq.kv_len - self.seq.q_len + r / self.share;
+        self.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1
+    }
+
+    /// Elements between a head's rows of K (or V) at neighbouring positions.
+    pub(super) fn key_stride(&self) -> usize {
+        self.kv_heads * self.dim
+    }
+
+    /// Offset of key `j` of the sequence in K (or V).
+    pub(super) fn key_offset(&self, j: usize) -> usize {
+        (self.seq.kv_start + j) * self.key_stride() + self.kv_head * self.dim
+    }
+}
+
+/// The part of a key block that a panel works on.
+#[derive(Clone, Copy)]
+pub(super) struct Keys {
+    /// First key.
+    pub(super) first: usize,
+    /// Number of keys, at most [`BLOCK`].
+    pub(super) count: usize,
+    /// Whether some row of the panel does not see all of them.
+    pub(super) masked: bool,
+}
+
+/// The key blocks of rows `first..first + rows`, in order.
+pub(super) fn key_blocks(g: Group, first: usize, rows: usize) -> impl Iterator<Item = Keys> {
+    let (top, bottom) = (g.visible(first), g.visible(first + rows - 1));
+    (top.start / BLOCK..bottom.end.div_ceil(BLOCK)).map(move |b| {
+        let (start, end) = ((b * BLOCK).max(top.start), ((b + 1) * BLOCK).min(bottom.end));
+        Keys { first: start, count: end - start, masked: end > top.end || start < bottom.start }
+    })
+}
+
+/// The bounds of what each row of a panel sees, as whole numbers in f32 (exact below 2²⁴).
+pub(super) fn bounds(g: Group, first: usize, rows: usize, from: &mut [f32], to: &mut [f32]) {
+    for (i, (from, to)) in from.iter_mut().zip(to).enumerate() {
+        // A lane without a row does as the last row.
+        let seen = g.visible(first + i.min(rows - 1));
+        (*from, *to) = (seen.start as f32, seen.end as f32);
+    }
+}
+
+/// Where `key` is seen by a lane whose bounds are `from..to`: `yes`, else `no`.
+#[inline(always)]
+pub(super) fn if_seen<S: Simd>(s: S, key: usize, from: S::V, to: S::V, yes: S::V, no: S::V) -> S::V {
+    let key = s.splat(key as f32);
+    s.select_lt(key, from, no, s.select_lt(key, to, yes, no))
+}
+
+/// Rows of `x` [.., D] into the columns of `out` [D,`width`], times `scale`; columns without a row become zero.
+pub(super) fn transpose_in(g: Group, x: &[f32], first: usize, rows: usize, scale: f32, out: &mut [f32], width: usize) {
+    for i in 0..width {
+        if i < rows {
+            let row = g.row_index(first + i) * g.dim;
+            for (d, v) in x[row..row + g.dim].iter().enumerate() {
+                out[d * width + i] = v * scale;
+            }
+        } else {
+            out.iter_mut().skip(i).step_by(width).for_each(|v| *v = 0.0);
+        }
+    }
+}
+
+/// The running softmax of a panel: all rows' state in lanes.
+pub(super) struct Running<'a> {
+    /// Greatest score so far, [W].
+    pub(super) max: &'a mut [f32],
+    /// Σ e^(score − max), [W].
+    pub(super) sum: &'a mut [f32],
+    /// Σ e^(score − max)·v, [D,W].
+    pub(super) out: &'a mut [f32],
+    /// What the last block multiplied the sums by, [W].
+    pub(super) factor: &'a mut [f32],
+}
+
+/// Folds `keys` into the running softmax. `q` [D,W] holds the scaled queries, `p` [BLOCK,W] is working space.
+///
+/// # Safety
+/// Slices must have the lengths given, W = N·LANES, and K and V the rows of `keys`.
+#[inline(always)]
+pub(super) unsafe fn fold<S: Simd, const N: usize>(
+    s: S,
+    g: Group,
+    keys: Keys,
+    (k, v): (&[f32], &[f32]),
+    q: &[f32],
+    p: &mut [f32],
+    (from, to): (&[f32], &[f32]),
+    run: &mut Running<'_>,
+) {
+    let (w, at, stride) = (N * S::LANES, g.key_offset(keys.first), g.key_stride());
+    // SAFETY: the caller's promise.
+    unsafe {
+        let a = Left { ptr: k.as_ptr().add(at), row: stride, step: 1 };
+        product::<S, N>(s, keys.count, g.dim, a, (q.as_ptr(), w), (p.as_mut_ptr(), w), Start::Zero);
+        let never = s.splat(f32::NEG_INFINITY);
+        for n in 0..N {
+            let lane = n * S::LANES;
+            let column = p.as_mut_ptr().add(lane);
+            let old = s.load_ptr(run.max.as_ptr().add(lane));
+            let mut max = old;
+            if keys.masked {
+                let (from, to) = (s.load_ptr(from.as_ptr().add(lane)), s.load_ptr(to.as_ptr().add(lane)));
+                for j in 0..keys.count {
+                    let score = if_seen(s, keys.first + j, from, to, s.load_ptr(column.add(j * w)), never);
+                    s.store_ptr(column.add(j * w), score);
+                    max = s.max(max, score);
+                }
+            } else {
+                for j in 0..keys.count {
+                    max = s.max(max, s.load_ptr(column.add(j * w)));
+                }
+            }
+            // A row that has seen no key yet keeps −∞ as its maximum, but must not compute −∞ − −∞.
+            let base = s.select_lt(never, max, max, s.select_lt(max, s.splat(f32::INFINITY), s.splat(0.0), max));
+            let mut sum = s.splat(0.0);
+            for j in 0..keys.count {
+                let e = exp(s, s.sub(s.load_ptr(column.add(j * w)), base));
+                s.store_ptr(column.add(j * w), e);
+                sum = s.add(sum, e);
+            }
+            let factor = exp(s, s.sub(old, base));
+            let total = s.fma(s.load_ptr(run.sum.as_ptr().add(lane)), factor, sum);
+            s.store_ptr(run.max.as_mut_ptr().add(lane), max);
+            s.store_ptr(run.sum.as_mut_ptr().add(lane), total);
+            s.store_ptr(run.factor.as_mut_ptr().add(lane), factor);
+        }
+        if keys.masked && !finite(s, g, keys, v) {
+            return fold_values_exactly::<S, N>(s, g, keys, v, p, (from, to), run);
+        }
+        let a = Left { ptr: v.as_ptr().add(at), row: 1, step: stride };
+        let start = Start::Scaled(run.factor.as_ptr());
+        product::<S, N>(s, g.dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
+    }
+}
+
+/// Whether all values of `keys` are finite: only then may a masked one be multiplied by zero.
+#[inline(always)]
+fn finite<S: Simd>(s: S, g: Group, keys: Keys, v: &[f32]) -> bool {
+    let zero = s.splat(0.0);
+    let mut sum = zero;
+    for j in keys.first..keys.first + keys.count {
+        let at = g.key_offset(j);
+        let row = &v[at..at + g.dim];
+        let mut d = 0;
+        while d < g.dim {
+            sum = s.fma(s.load(row, d), zero, sum);
+            d += S::LANES;
+        }
+    }
+    s.sum(sum) == 0.0
+}
+
+/// The last step of [`fold`] where a masked value is not finite: each row takes up only what it sees, in the same order.
+#[inline(always)]
+unsafe fn fold_values_exactly<S: Simd, const N: usize>(
+    s: S,
+    g: Group,
+    keys: Keys,
+    v: &[f32],
+    p: &[f32],
+    (from, to): (&[f32], &[f32]),
+    run: &mut Running<'_>,
+) {
+    let w = N * S::LANES;
+    // SAFETY: as `fold`.
+    unsafe {
+        for lane in (0..w).step_by(S::LANES) {
+            let (from, to) = (s.load_ptr(from.as_ptr().add(lane)), s.load_ptr(to.as_ptr().add(lane)));
+            let factor = s.load_ptr(run.factor.as_ptr().add(lane));
+            for d in 0..g.dim {
+                let out = run.out.as_mut_ptr().add(d * w + lane);
+                let mut sum = s.mul(s.load_ptr(out), factor);
+                for j in 0..keys.count {
+                    let value = s.splat(v[g.key_offset(keys.first + j) + d]);
+                    let more = s.fma(value, s.load_ptr(p.as_ptr().add(j * w + lane)), sum);
+                    sum = if_seen(s, keys.first + j, from, to, more, sum);
+                }
+                s.store_ptr(out, sum);
+            }
+        }
+    }
+}
