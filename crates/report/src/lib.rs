@@ -21,27 +21,30 @@
 //! # Example
 //!
 //! ```
-//! use phalanx_report::{Entry, curve, metrics::MetricsWriter, tensorboard::EventWriter};
+//! use phalanx_report::{Entry, Recorder, RecorderOptions, curve, system};
 //!
 //! let dir = std::env::temp_dir().join(format!("phalanx-report-doc-{}", std::process::id()));
-//! let mut events = EventWriter::create(&dir.join("runs"), 1.8e9, std::process::id(), None)?;
-//! let mut metrics = MetricsWriter::create(dir.join("metrics.jsonl"))?;
-//! let mut log = vec![];
+//! let mut options = RecorderOptions {
+//!     events_dir: Some(dir.join("runs")),
+//!     resume_step: None,
+//!     wall_time: system::wall_time(),
+//!     process: std::process::id(),
+//! };
+//! let mut recorder = Recorder::open(&dir, &options)?;
 //! for step in 1..=30u64 {
 //!     let entry = Entry::new(step, step as f64 / 30.0).with("loss", 4.0 / (step as f64).sqrt());
-//!     metrics.write(&entry)?;
-//!     events.entry(&entry, 1.8e9 + step as f64)?;
-//!     log.push(entry);
+//!     recorder.log(entry, system::wall_time())?;
 //! }
-//! let curve = curve::Curve::from_entries("a small run", &log);
-//! let [svg, png] = curve::write(&curve, &dir)?;
+//! let [svg, png] = recorder.plot("a small run")?;
 //! assert!(svg.exists() && png.exists());
-//! println!("{}", curve::ascii(&curve, 60, 10));
+//! println!("{}", curve::ascii(&recorder.curve(""), 60, 10));
 //!
 //! // The run was killed after its checkpoint of step 20 and goes on from there.
-//! drop(metrics);
-//! let (_metrics, kept) = MetricsWriter::resume(dir.join("metrics.jsonl"), 20)?;
-//! assert_eq!(kept, log[..20]);
+//! let log = recorder.entries().to_vec();
+//! drop(recorder);
+//! options.resume_step = Some(20);
+//! let recorder = Recorder::open(&dir, &options)?;
+//! assert_eq!(recorder.entries(), &log[..20]);
 //! # std::fs::remove_dir_all(&dir).ok();
 //! # Ok::<(), phalanx_report::ReportError>(())
 //! ```
@@ -51,6 +54,7 @@ mod entry;
 mod error;
 pub mod metrics;
 pub mod progress;
+mod recorder;
 pub mod state;
 mod style;
 pub mod summary;
@@ -66,6 +70,7 @@ pub use entry::Entry;
 pub use error::{ReportError, Result};
 pub use metrics::MetricsWriter;
 pub use progress::{Pace, Progress, Step};
+pub use recorder::{Recorder, RecorderOptions};
 pub use state::TrainerState;
 pub use style::{Style, display_width};
 pub use summary::{Ending, Summary};

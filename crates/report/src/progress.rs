@@ -81,6 +81,13 @@ impl Pace {
         }
     }
 
+    /// Takes out `seconds` that were not spent training (evaluation, saving), just before the next update.
+    pub fn pause(&mut self, seconds: f64) {
+        for (at, _, _) in &mut self.window {
+            *at += seconds;
+        }
+    }
+
     /// Tokens a second; 0 before the first step.
     pub fn tokens_per_second(&self) -> f64 {
         let (seconds, _, tokens) = self.spans();
@@ -208,6 +215,15 @@ mod tests {
         }
         assert_eq!(pace.tokens_per_second(), 150.0);
         assert_eq!(pace.seconds_left(60), 10.0);
+        // An evaluation of a minute changes nothing.
+        pace.pause(60.0);
+        pace.update(82.0, 56, 2800);
+        assert_eq!(pace.tokens_per_second(), 150.0);
+
+        let mut pace = Pace::new(10.0, 50, 1000);
+        for i in 1..=5 {
+            pace.update(10.0 + 2.0 * i as f64, 50 + i, 1000 + 300 * i);
+        }
         // The pace of the last steps counts: it slows down.
         for i in 6..=40 {
             pace.update(20.0 + 4.0 * (i - 5) as f64, 50 + i, 1000 + 300 * i);
