@@ -136,7 +136,7 @@ pub fn ensure_space(path: impl AsRef<Path>, needed: u64) -> Result<()> {
     let path = path.as_ref();
     match free_space(path) {
         Some(free) if free < needed => {
-            Err(FormatError::DiskFull { path: path.to_path_buf(), needed: Some(needed), free: Some(free) })
+            Err(FormatError::DiskFull { path: final_name(path), needed: Some(needed), free: Some(free) })
         }
         _ => Ok(()),
     }
@@ -169,6 +169,18 @@ fn is_temp_name(name: &str) -> bool {
     name.strip_prefix(TEMP_PREFIX)
         .and_then(|rest| rest.rsplit_once('-'))
         .is_some_and(|(stem, n)| !stem.is_empty() && !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// `path` as the user knows it: temporary names in it replaced by those they stand for.
+pub(crate) fn final_name(path: &Path) -> PathBuf {
+    let known = |part: &std::ffi::OsStr| {
+        let name = part.to_str().filter(|n| is_temp_name(n))?;
+        // `.tmp-<name>-<pid>` or `.tmp-<name>-<pid>-<attempt>`.
+        let pid = format!("-{}", std::process::id());
+        let end = name.rfind(&pid).filter(|&at| at >= TEMP_PREFIX.len())?;
+        Some(PathBuf::from(&name[TEMP_PREFIX.len()..end]))
+    };
+    path.iter().map(|part| known(part).unwrap_or_else(|| PathBuf::from(part))).collect()
 }
 
 fn parent_of(path: &Path) -> PathBuf {
@@ -302,4 +314,19 @@ fn sync_tree(dir: &Path) -> Result<()> {
         }
     }
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| io(dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_read_final_names() -> Result<()> {
+        for attempt in [0, 3] {
+            let temp = Temp::path_for(Path::new("/runs/my-model-7"), attempt)?;
+            assert_eq!(final_name(&temp.join("model.safetensors")), Path::new("/runs/my-model-7/model.safetensors"));
+        }
+        assert_eq!(final_name(Path::new("a/.tmp-x/b")), Path::new("a/.tmp-x/b"));
+        Ok(())
+    }
 }

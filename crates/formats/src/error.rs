@@ -198,7 +198,7 @@ impl FormatError {
         let path = path.as_ref().to_path_buf();
         if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             let free = crate::atomic::free_space(&path);
-            return Self::DiskFull { path, needed: None, free };
+            return Self::DiskFull { path: crate::atomic::final_name(&path), needed: None, free };
         }
         Self::Io { path, action, source }
     }

@@ -5,7 +5,7 @@
 //! `run.c` of <https://github.com/karpathy/llama2.c>.
 //!
 //! `model.bin` is seven i32 (dim, hidden_dim, layers, heads, kv heads, vocab, longest sequence; a negative vocab means an
-//! output matrix of its own) and then f32 arrays, each over all layers, in the order of [`layout`]. `tokenizer.bin` is
+//! output matrix of its own) and then f32 arrays, each over all layers, in the order of `layout`. `tokenizer.bin` is
 //! an i32 (longest token) and, for each token, an f32 score, an i32 length and the bytes.
 
 use std::collections::HashMap;
