@@ -142,7 +142,8 @@ impl<'m> Generator<'m> {
                 }
             }
         }
-        Ok(done.into_iter().flatten().collect())
+        // Idle means that every request has been finished.
+        Ok(done.into_iter().map(|c| c.expect("every request is finished")).collect())
     }
 
     /// Queues a request and returns its number; [`Generator::step`] works on it.
@@ -199,18 +200,17 @@ impl<'m> Generator<'m> {
 
     /// Gives waiting requests the free slots.
     fn admit(&mut self) {
-        while !self.waiting.is_empty() {
+        while let Some((_, next)) = self.waiting.front() {
             // The slot that shares the longest beginning; among equals the one that loses least.
-            let waiting = &self.waiting[0].1.prompt;
             let free = (0..self.slots.len()).filter(|&s| self.slots[s].is_none());
             let best = free.max_by_key(|&s| {
-                let rows = self.kv.len(s);
-                (shared_prefix(&self.cached[s][..rows.min(self.cached[s].len())], waiting), std::cmp::Reverse(rows))
+                let known = self.known(s);
+                (shared_prefix(known, &next.prompt), std::cmp::Reverse(known.len()))
             });
-            let (Some(slot), Some((request, params))) = (best, self.waiting.pop_front()) else { return };
-            let rows = self.kv.len(slot).min(self.cached[slot].len());
+            let Some(slot) = best else { return };
+            let Some((request, params)) = self.waiting.pop_front() else { return };
             // The last token is always computed: its logits are wanted.
-            let cached = shared_prefix(&self.cached[slot][..rows], &params.prompt).min(params.prompt.len() - 1);
+            let cached = shared_prefix(self.known(slot), &params.prompt).min(params.prompt.len() - 1);
             self.kv.claim(slot, cached);
             let mut seen = Seen::default();
             if params.sampling.repetition_penalty != 1.0 {
@@ -220,6 +220,12 @@ impl<'m> Generator<'m> {
             let ids = params.prompt.clone();
             self.slots[slot] = Some(Live { request, ids, seen, logprobs: vec![], most, cached, params });
         }
+    }
+
+    /// The tokens whose rows lie in an idle slot: the cache may have given them up meanwhile.
+    fn known(&self, slot: usize) -> &[u32] {
+        let ids = &self.cached[slot];
+        &ids[..self.kv.len(slot).min(ids.len())]
     }
 
     /// Which slots take part in the next pass, with how many new rows each.

@@ -96,20 +96,23 @@ impl KvCache {
         let mut c = self.lock();
         c.drop_idle();
         if c.idle.iter().all(|&i| i) {
-            c.rows = Rows::new(c.lens.len());
-            c.layers.clear();
+            c.reset();
         }
     }
 
     /// Prepares a pass over new rows: (slot, number of rows, most rows the slot will ever hold) in the order of the batch.
     ///
     /// # Errors
-    /// If memory runs out.
+    /// If memory runs out; the cache is then empty.
     pub fn begin(&self, parts: &[(usize, usize, usize)]) -> Result<()> {
         let mut c = self.lock();
         for &(slot, n, most) in parts {
             let need = c.lens[slot] + n;
-            c.reserve(slot, need, most)?;
+            if let Err(e) = c.reserve(slot, need, most) {
+                // Some layers may be laid out anew already, others not: no row can be trusted.
+                c.reset();
+                return Err(e);
+            }
         }
         let mut q = 0;
         let mut pass = Vec::with_capacity(parts.len());
@@ -139,6 +142,12 @@ impl KvCache {
 }
 
 impl Inner {
+    fn reset(&mut self) {
+        self.rows = Rows::new(self.lens.len());
+        self.lens.fill(0);
+        self.layers.clear();
+    }
+
     fn drop_idle(&mut self) {
         for slot in 0..self.lens.len() {
             if self.idle[slot] {

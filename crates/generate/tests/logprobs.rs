@@ -50,13 +50,13 @@ fn requests() -> Vec<Request> {
         seed,
     };
     vec![
-        request(1, 1, 30, warm, 1),
-        request(37, 2, 25, SamplingParams::at_temperature(1.3), 2),
-        request(5, 3, 12, SamplingParams::greedy(), 3),
-        request(64, 4, 33, warm, 4),
+        request(1, 1, 15, warm, 1),
+        request(37, 2, 12, SamplingParams::at_temperature(1.3), 2),
+        request(5, 3, 9, SamplingParams::greedy(), 3),
+        request(64, 4, 18, warm, 4),
         request(19, 5, 1, warm, 5),
-        request(90, 6, 40, SamplingParams::at_temperature(0.7), 6),
-        request(8, 7, 28, warm, 7),
+        request(90, 6, 21, SamplingParams::at_temperature(0.7), 6),
+        request(8, 7, 14, warm, 7),
     ]
 }
 
@@ -65,7 +65,9 @@ fn run(config: &Value, threads: usize, options: GeneratorOptions) -> Vec<Complet
     let model = model(config, &rt);
     let env = Env::new(rt, Batch::causal(&[]));
     let mut generator = Generator::new(&model, &env, options).unwrap();
-    generator.generate(requests(), &mut |_: &Token| Ok(ControlFlow::Continue(()))).unwrap()
+    let done = generator.generate(requests(), &mut |_: &Token| Ok(ControlFlow::Continue(()))).unwrap();
+    assert_eq!(done.len(), requests().len());
+    done
 }
 
 /// Log-probabilities of the tokens after each prompt, from a recorded (training) pass over all documents of `pack`.
