@@ -1,9 +1,54 @@
-//! Training (being filled).
+//! Training: from a configuration to a trained model, exactly and resumably.
+//!
+//! # Why it is built this way
+//! * **A loss is a sum and a count** ([`step::LossCount`]). Gradients accumulate as sums over tokens and are divided once, by the count
+//!   of the whole window, inside the update. Unequal label counts, a short last window and any split into micro-batches give the
+//!   numbers of one big batch.
+//! * **All checks come first** ([`job`]): configuration, plan, tokenizer, data and output folder are sound before a weight is read.
+//! * **A run is its state** ([`checkpoint::RunState`]): step, sample stream, micro-batch counter (all randomness hangs on it), moments and
+//!   exact weights are one atomic folder. Going on gives the losses of a run that was never stopped.
+//! * **What ships is checked** ([`mod@export`]): merged logits must equal adapted ones, and a merge that rounding would wipe out is refused.
+//! * **Numbers are compared with PyTorch's** ([`parity`]).
+//!
+//! The loop itself is [`trainer::train`]; what the configuration keys mean for modules is [`method`].
+//!
+//! ```
+//! use phalanx_train::schedule::{Schedule, Shape};
+//! let s = Schedule { lr: 1e-3, warmup_steps: 10, total_steps: 110, shape: Shape::Linear };
+//! assert_eq!(s.at(10), 1e-3);
+//! assert_eq!(s.at(60), 5e-4);
+//! ```
 
+pub mod adapter;
+pub mod bench;
+pub mod checkpoint;
 mod error;
+pub mod evaluate;
+pub mod export;
+pub mod job;
+pub mod method;
 pub mod optimizer;
 pub mod parity;
+pub mod run_files;
 pub mod schedule;
 pub mod step;
+pub mod trainer;
 
 pub use error::{Result, TrainError};
+
+/// A YAML node as JSON with numbers and booleans read as such (the config crate keeps scalars as text until a type asks).
+fn yaml_value(node: &phalanx_config::node::Node) -> serde_json::Value {
+    fn read(v: serde_json::Value) -> serde_json::Value {
+        use serde_json::Value;
+        match v {
+            Value::String(s) => serde_json::from_str::<Value>(&s)
+                .ok()
+                .filter(|v| v.is_number() || v.is_boolean() || v.is_null())
+                .unwrap_or(Value::String(s)),
+            Value::Array(a) => a.into_iter().map(read).collect(),
+            Value::Object(o) => o.into_iter().map(|(k, v)| (k, read(v))).collect(),
+            other => other,
+        }
+    }
+    read(node.to_json())
+}

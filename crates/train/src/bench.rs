@@ -1,0 +1,165 @@
+//! `bench train`: tokens a second of whole training steps on random tokens, the same work as
+//! `benches/peers/torch_train_bench.py` does in PyTorch: forward, backward, clip, AdamW.
+
+use phalanx_data::Batch as TokenBatch;
+use phalanx_models::{Model, ModelConfig, initialise};
+use phalanx_nn::Env;
+use phalanx_tensor::rng::Stream;
+use phalanx_tensor::{DType, Runtime};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
+use crate::step::{forward_backward, layout};
+use crate::{Result, TrainError};
+
+/// Named shapes: name, hidden, layers, heads, kv heads, head dim, intermediate, vocabulary, tied.
+pub const SHAPES: [(&str, [usize; 7], bool); 3] = [
+    ("tiny-15m", [288, 6, 6, 6, 48, 768, 32000], true),
+    ("smol-135m", [576, 30, 9, 3, 64, 1536, 49152], true),
+    ("qwen3-600m-4l", [1024, 4, 16, 8, 128, 3072, 151_936], true),
+];
+
+/// `config.json` of a named shape (a qwen3).
+///
+/// # Errors
+/// If there is no such shape.
+pub fn shape_config(name: &str, max_position: usize) -> Result<Value> {
+    let Some((_, [h, layers, heads, kv, d, inter, vocab], tied)) = SHAPES.iter().find(|(n, ..)| *n == name) else {
+        let known = SHAPES.map(|(n, ..)| n).join(", ");
+        return Err(TrainError::setting("shape", format!("\"{name}\" is not one of {known}")));
+    };
+    Ok(json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": vocab, "hidden_size": h,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": d,
+        "intermediate_size": inter, "tie_word_embeddings": tied, "max_position_embeddings": max_position,
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu", "initializer_range": 0.02, "attention_bias": false, "dtype": "float32"
+    }))
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// A name of [`SHAPES`].
+    pub shape: String,
+    /// Sequences a step.
+    pub batch: usize,
+    /// Tokens a sequence.
+    pub seq: usize,
+    /// Type that weights are computed with.
+    pub dtype: DType,
+    /// Steps before the measurement.
+    pub warmup: usize,
+    /// Measured steps.
+    pub steps: usize,
+    /// Whether blocks are recomputed.
+    pub recompute: bool,
+}
+
+/// What a run gave; the names of the peer's fields.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchResult {
+    /// Which program.
+    pub peer: String,
+    /// Shape.
+    pub shape: String,
+    /// Parameters.
+    pub params: usize,
+    /// `f32` or `bf16`.
+    pub dtype: &'static str,
+    /// Always false; the peer's field.
+    pub compile: bool,
+    /// Whether blocks were recomputed.
+    pub checkpoint: bool,
+    /// Threads.
+    pub threads: usize,
+    /// Sequences a step.
+    pub batch: usize,
+    /// Tokens a sequence.
+    pub seq: usize,
+    /// Median step, seconds.
+    pub step_s: f64,
+    /// Tokens a second.
+    pub tokens_per_s: f64,
+    /// Model arithmetic a second, 10⁹.
+    pub model_gflops: f64,
+    /// Peak resident memory of the process, MiB.
+    pub peak_rss_mib: u64,
+    /// Peak of the tensor pool, MiB, by category and in all.
+    pub peak_mib: Value,
+    /// Loss before the first step.
+    pub loss_first: f64,
+    /// Loss before the last step.
+    pub loss_last: f64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// If the shape is unknown or memory runs out.
+pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
+    if o.batch == 0 || o.seq < 2 || o.steps == 0 {
+        return Err(TrainError::setting("bench", "needs batch ≥ 1, seq ≥ 2 and steps ≥ 1"));
+    }
+    let config = ModelConfig::from_json("shape", shape_config(&o.shape, o.seq.max(2048))?)?;
+    let model = Model::new(&config)?;
+    initialise(rt, &model, 0)?;
+    let options =
+        AdamWOptions { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_norms_and_biases: true };
+    let params = model.parameters();
+    let mut optimizer = AdamW::new(rt, &params, &|_| o.dtype, options)?;
+    let batch = random_batch(o.batch, o.seq, config.vocab_size);
+    let mut env = Env::new(rt.clone(), layout(&batch));
+    if o.recompute {
+        let plan = phalanx_parallel::Plan { recompute: vec!["model.layers.{*}".into()], ..Default::default() };
+        let resolved =
+            phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
+        env.plan = resolved.into();
+    }
+    let (mut times, mut losses) = (vec![], vec![]);
+    for i in 0..o.warmup + o.steps {
+        let start = std::time::Instant::now();
+        let loss = forward_backward(&model, &env, &batch)?;
+        let n = loss.count.max(1) as f64;
+        let norm = optimizer.grad_norm(rt)? / n;
+        optimizer.step(rt, 1e-4, (clip_factor(norm, 1.0) / n) as f32)?;
+        if i >= o.warmup {
+            times.push(start.elapsed().as_secs_f64());
+        }
+        losses.push(loss.mean());
+    }
+    times.sort_by(f64::total_cmp);
+    let (mid, tokens) = (times.len() / 2, (o.batch * o.seq) as f64);
+    let median = if times.len() % 2 == 1 { times[mid] } else { (times[mid - 1] + times[mid]) / 2.0 };
+    let stats = rt.pool().stats();
+    let mut peak: serde_json::Map<String, Value> =
+        stats.peak.iter().map(|(k, v)| ((*k).to_owned(), json!(v >> 20))).collect();
+    peak.insert("total".into(), json!(stats.peak_total >> 20));
+    let round = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
+    Ok(BenchResult {
+        peer: format!("phalanx {}", env!("CARGO_PKG_VERSION")),
+        shape: o.shape.clone(),
+        params: config.num_params(),
+        dtype: if o.dtype == DType::F32 { "f32" } else { "bf16" },
+        compile: false,
+        checkpoint: o.recompute,
+        threads: rt.device().team().threads(),
+        batch: o.batch,
+        seq: o.seq,
+        step_s: round(median, 4),
+        tokens_per_s: round(tokens / median, 1),
+        model_gflops: round(config.train_flops_per_token(o.seq) * tokens / median / 1e9, 1),
+        peak_rss_mib: phalanx_report::ProcessMemory::read().peak >> 20,
+        peak_mib: peak.into(),
+        loss_first: round(losses[0], 4),
+        loss_last: round(losses[losses.len() - 1], 4),
+    })
+}
+
+fn random_batch(rows: usize, seq: usize, vocab: usize) -> TokenBatch {
+    let s = Stream::new(1, "bench.ids");
+    let ids: Vec<u32> = (0..(rows * seq) as u64).map(|i| (s.uniform(i) * vocab as f32) as u32).collect();
+    let trained = vec![true; seq];
+    TokenBatch::from_documents(ids.chunks(seq).enumerate().map(|(i, d)| (i as u64, d, trained.as_slice())))
+}

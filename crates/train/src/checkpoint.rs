@@ -1,0 +1,184 @@
+//! Checkpoints: everything a run needs to go on as if nothing had happened, in one folder that appears at once.
+//!
+//! `checkpoint-N/` holds Hugging Face files (the exact f32 weights, or the adapter), the tokenizer, `optimizer.safetensors`,
+//! `trainer_state.json` and `phalanx_state.json` (counters, sample stream, configuration). It is written under a temporary name,
+//! flushed, and renamed: a run killed at any moment leaves the last complete one.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use phalanx_data::StreamState;
+use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder, atomic};
+use phalanx_tensor::{Runtime, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::optimizer::AdamW;
+use crate::{Result, TrainError};
+
+/// Files of a tokenizer and of generation defaults that travel with weights.
+pub const COMPANION_FILES: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+/// Counters of a run; with the sample stream all that is not a tensor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunState {
+    /// Layout of this file.
+    pub version: u32,
+    /// Steps done.
+    pub step: u64,
+    /// Updates made (steps less the skipped ones).
+    pub updates: u64,
+    /// Micro-batches done: tells their randomness apart.
+    pub moment: u64,
+    /// Tokens seen.
+    pub tokens: u64,
+    /// Counted targets seen.
+    pub label_tokens: u64,
+    /// Steps skipped for values that were not finite.
+    pub skipped: u64,
+    /// Seconds of training so far.
+    pub seconds: f64,
+    /// Best evaluation loss and its step.
+    pub best: Option<(f64, u64)>,
+    /// Where the sample stream stands.
+    pub stream: StreamState,
+    /// The configuration, key by key.
+    pub config: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The present layout of [`RunState`].
+pub const VERSION: u32 = 1;
+
+/// Complete checkpoints of an output folder, by step.
+pub fn list(output_dir: &Path) -> Vec<(u64, PathBuf)> {
+    let Ok(entries) = std::fs::read_dir(output_dir) else { return vec![] };
+    let mut found: Vec<_> = entries
+        .filter_map(|e| {
+            let path = e.ok()?.path();
+            let step = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
+            path.join("phalanx_state.json").exists().then_some((step, path))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Reads the counters of a checkpoint.
+///
+/// # Errors
+/// If it is not a checkpoint of this program, or a damaged one.
+pub fn read_state(dir: &Path) -> Result<RunState> {
+    let path = dir.join("phalanx_state.json");
+    let bad = |why: String| TrainError::Checkpoint { path: path.clone(), why };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| bad(format!("{e}; give a folder `checkpoint-N` written by `phalanx train` (not with save_only_model)")))?;
+    let state: RunState = serde_json::from_str(&text).map_err(|e| bad(format!("damaged: {e}")))?;
+    if state.version != VERSION {
+        return Err(bad(format!("layout {} is not the {VERSION} that this program reads", state.version)));
+    }
+    Ok(state)
+}
+
+/// Writes moments (and nothing else: exact weights stand in the model file) into `dir`.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn write_optimizer(dir: &Path, optimizer: &AdamW) -> Result<()> {
+    let mut tensors: BTreeMap<String, &Tensor> = BTreeMap::new();
+    let mut specs = Vec::new();
+    for s in optimizer.states() {
+        for (kind, t) in [("exp_avg", &s.exp_avg), ("exp_avg_sq", &s.exp_avg_sq)] {
+            let name = format!("{}/{kind}", s.param.name());
+            specs.push(TensorSpec::new(name.clone(), Dtype::F32, t.shape()));
+            tensors.insert(name, t);
+        }
+    }
+    SafetensorsWriter::new(specs)?.write_file(dir.join("optimizer.safetensors"), |spec, sink| {
+        match tensors[spec.name.as_str()].f32() {
+            Ok(values) => sink.write_f32(values),
+            // Moments are f32 by construction; a short tensor is refused by the writer.
+            Err(_) => sink.write_f32(&[]),
+        }
+    })?;
+    Ok(())
+}
+
+/// Reads moments back.
+///
+/// # Errors
+/// If the file is damaged or belongs to another set of trained parameters.
+pub fn read_optimizer(dir: &Path, optimizer: &mut AdamW) -> Result<()> {
+    let path = dir.join("optimizer.safetensors");
+    if !path.exists() {
+        return Err(TrainError::Checkpoint {
+            path,
+            why: "is missing: the checkpoint was written with save_only_model and holds no optimizer; start a new run from it with model_name_or_path".into(),
+        });
+    }
+    let folder = WeightFolder::open_file(&path)?;
+    let expected: Vec<_> = optimizer
+        .states()
+        .iter()
+        .flat_map(|s| ["exp_avg", "exp_avg_sq"].map(|k| (format!("{}/{k}", s.param.name()), s.param.shape().to_vec())))
+        .collect();
+    folder.check_names(&expected, &[])?;
+    for s in optimizer.states_mut() {
+        let name = s.param.name().to_owned();
+        folder.read_f32(&format!("{name}/exp_avg"), s.exp_avg.f32_mut()?)?;
+        folder.read_f32(&format!("{name}/exp_avg_sq"), s.exp_avg_sq.f32_mut()?)?;
+    }
+    Ok(())
+}
+
+/// Copies tokenizer and generation files from `from` into `to`; those that are not there are skipped.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn copy_companions(from: &Path, to: &Path) -> Result<()> {
+    for name in COMPANION_FILES {
+        let source = from.join(name);
+        if source.is_file() {
+            let bytes = std::fs::read(&source).map_err(TrainError::io(&source))?;
+            atomic::write_bytes(to.join(name), &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes checkpoints beyond the last `keep`, never the one of step `best`. Each disappears at once (renamed first).
+///
+/// # Errors
+/// If the disk refuses.
+pub fn prune(output_dir: &Path, keep: Option<u64>, best: Option<u64>) -> Result<Vec<PathBuf>> {
+    let Some(keep) = keep else { return Ok(vec![]) };
+    let all = list(output_dir);
+    let excess = all.len().saturating_sub(keep.max(1) as usize);
+    let mut removed = Vec::new();
+    for (step, path) in all.into_iter().take(excess) {
+        if Some(step) == best {
+            continue;
+        }
+        let doomed = output_dir.join(format!(".tmp-checkpoint-{step}-{}", std::process::id()));
+        std::fs::rename(&path, &doomed).map_err(TrainError::io(&path))?;
+        std::fs::remove_dir_all(&doomed).map_err(TrainError::io(&doomed))?;
+        removed.push(path);
+    }
+    Ok(removed)
+}
+
+/// Writes exact f32 values of parameters for a writer that asks by name.
+pub(crate) fn exact_values(rt: &Runtime, optimizer: Option<&AdamW>, p: &phalanx_nn::Parameter) -> Result<Vec<f32>> {
+    match optimizer.and_then(|o| o.exact(p)) {
+        Some(master) => Ok(rt.to_vec(master)?),
+        None => Ok(rt.to_vec(&p.value()?)?),
+    }
+}

@@ -1,0 +1,30 @@
+//! Loss and perplexity over a corpus.
+
+use phalanx_data::{Corpus, Stream, StreamOptions};
+use phalanx_models::Model;
+use phalanx_nn::Env;
+
+use crate::Result;
+use crate::step::{LossCount, evaluate_batch, layout};
+
+/// Summed loss over one pass of `corpus`, `rows` at a time. Neither `rows` nor threads change the result's meaning: sums and counts
+/// add up.
+///
+/// # Errors
+/// If the forward fails.
+pub fn evaluate(model: &Model, env: &Env, corpus: &Corpus, rows: usize) -> Result<LossCount> {
+    let mut stream = Stream::new(corpus.clone(), StreamOptions::in_order());
+    let mut env = env.clone();
+    env.training = false;
+    let mut total = LossCount::default();
+    while stream.position() < stream.rows_per_epoch() {
+        let batch = stream.next_batch(rows)?;
+        total.add(evaluate_batch(model, &env.for_batch(layout(&batch), 0), &batch)?);
+    }
+    Ok(total)
+}
+
+/// exp(loss), capped where a float would overflow.
+pub fn perplexity(loss: f64) -> f64 {
+    loss.min(700.0).exp()
+}

@@ -1,0 +1,349 @@
+//! From a configuration to everything a run needs, all checks first: nothing is written and no weight is read before the
+//! configuration, the plan, the tokenizer, the data and the output folder have been found sound.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use phalanx_config::{Config, FinetuningType, MixStrategy as ConfigMix, Stage as ConfigStage};
+use phalanx_data::{ChatTemplate, DataOptions, MixStrategy, Stage, Tokenizer};
+use phalanx_models::{Model, ModelConfig, initialise, load_weights};
+use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
+use phalanx_parallel::Site;
+use phalanx_tensor::{Category, DType, Runtime};
+
+use crate::adapter::{self, LoraOptions};
+use crate::{Result, TrainError, method};
+
+/// A model with what was found out about it, before or after its weights are there.
+pub struct Job {
+    /// The configuration.
+    pub config: Config,
+    /// Device and memory.
+    pub rt: Runtime,
+    /// The model.
+    pub model: Model,
+    /// Its modules.
+    pub sites: Vec<Site>,
+    /// What is done to each.
+    pub plan: Arc<ResolvedPlan>,
+    /// Low-rank adapters in force (none before [`Job::load`]).
+    pub adapters: Arc<AdapterSet>,
+    /// Settings of the adapters, where there are any.
+    pub lora: Option<LoraOptions>,
+    /// Where tokenizer files come from.
+    pub tokenizer_dir: PathBuf,
+}
+
+/// Whether a job will train or only use the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Train: the plan of `finetuning_type` applies.
+    Train,
+    /// Evaluate, generate, export: everything is frozen, adapters as they were saved.
+    Infer,
+}
+
+impl Job {
+    /// Reads configs and resolves the plan. No weights yet.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the model's config or the plan.
+    pub fn prepare(config: Config, purpose: Use) -> Result<Job> {
+        let threads = config.run.threads.unwrap_or_else(|| phalanx_report::System::read().threads);
+        if threads == 0 {
+            return Err(TrainError::setting("threads", "must be at least 1; leave it out for one a core"));
+        }
+        if let Some(mesh) = &config.run.mesh {
+            let ranks = mesh.0.to_json();
+            let one = ranks.as_object().is_some_and(|m| m.values().all(|v| v.to_string().trim_matches('"') == "1"));
+            if !one {
+                return Err(TrainError::setting("mesh", "several ranks are not supported yet; leave it out"));
+            }
+        }
+        let model_config = model_config(&config)?;
+        let model = Model::new(&model_config)?;
+        let sites = phalanx_parallel::sites(&model);
+        let plan = match purpose {
+            Use::Train => {
+                let plan = method::plan(&config, &model_config, &sites)?;
+                phalanx_parallel::resolve(&sites, &plan).map_err(TrainError::Plan)?
+            }
+            Use::Infer => inference_plan(&config, &model_config, &sites),
+        };
+        let m = &config.method;
+        let lora = (purpose == Use::Train && plan.modules.values().any(|s| s.adapter)).then(|| LoraOptions {
+            rank: m.lora_rank,
+            alpha: m.lora_alpha.unwrap_or(2.0 * m.lora_rank as f64),
+            dropout: m.lora_dropout as f32,
+            rslora: m.use_rslora,
+        });
+        let tokenizer_dir = tokenizer_dir(&config)?;
+        let job = Job {
+            rt: Runtime::new(threads),
+            model,
+            sites,
+            plan: Arc::new(plan),
+            adapters: Arc::default(),
+            lora,
+            tokenizer_dir,
+            config,
+        };
+        job.apply_trainable(purpose);
+        Ok(job)
+    }
+
+    fn apply_trainable(&self, purpose: Use) {
+        let params = self.model.parameters();
+        for site in &self.sites {
+            let trainable = purpose == Use::Train && self.plan.modules.get(&site.path).is_none_or(|m| m.trainable);
+            for name in &site.parameters {
+                if let Some(p) = params.iter().find(|p| p.name() == name) {
+                    p.set_trainable(trainable);
+                }
+            }
+        }
+    }
+
+    /// The tokenizer, checked against the rows of the embedding.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, or an id has no row.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer::from_dir(&self.tokenizer_dir)?;
+        tokenizer.check_rows(self.model.config().vocab_size)?;
+        Ok(tokenizer)
+    }
+
+    /// The chat template, with what was assumed in sentences.
+    ///
+    /// # Errors
+    /// If the name is unknown or the template is not valid.
+    pub fn template(&self, tokenizer: &Tokenizer) -> Result<(ChatTemplate, Vec<String>)> {
+        Ok(ChatTemplate::choose(tokenizer, &data_options(&self.config))?)
+    }
+
+    /// Type that a parameter is computed with.
+    pub fn dtype_of(&self, name: &str) -> DType {
+        let module = name.rsplit_once('.').map_or(name, |(m, _)| m);
+        self.plan.modules.get(module).map_or(DType::F32, |s| s.precision)
+    }
+
+    /// Shape of a parameter of the model.
+    pub fn shape_of(&self, name: &str) -> Option<Vec<usize>> {
+        self.model.parameters().iter().find(|p| p.name() == name).map(|p| p.shape().to_vec())
+    }
+
+    /// Loads or draws the weights, and the adapters of the configuration or new ones. `checkpoint` is a folder of an earlier moment
+    /// of this run, which then stands for the weights that train.
+    ///
+    /// # Errors
+    /// If a file is missing, damaged or does not fit, or memory runs out.
+    pub fn load(&mut self, checkpoint: Option<&Path>) -> Result<()> {
+        // What trains is loaded exactly; the optimizer rounds it where the plan says so.
+        let trained: std::collections::HashSet<String> =
+            self.model.parameters().iter().filter(|p| p.trainable()).map(|p| p.name().to_owned()).collect();
+        let dtype = |name: &str| if trained.contains(name) { DType::F32 } else { self.dtype_of(name) };
+        let adapted = self.lora.is_some() || !self.config.model.adapter_name_or_path.is_empty();
+        let weights = match checkpoint.filter(|_| self.lora.is_none()) {
+            Some(dir) => Some(dir.to_path_buf()),
+            None if self.config.model.train_from_scratch => None,
+            None => self.config.model.model_name_or_path.as_ref().map(PathBuf::from),
+        };
+        match weights {
+            Some(dir) => load_weights(&self.rt, &self.model, dir, &dtype)?,
+            None => {
+                initialise(&self.rt, &self.model, self.config.train.seed)?;
+                for p in self.model.parameters() {
+                    if dtype(p.name()) != DType::F32 {
+                        p.set(self.rt.cast(&p.value()?, dtype(p.name()), Category::Weights)?)?;
+                    }
+                }
+            }
+        }
+        if adapted {
+            self.load_adapters(checkpoint)?;
+        }
+        Ok(())
+    }
+
+    fn load_adapters(&mut self, checkpoint: Option<&Path>) -> Result<()> {
+        let folders: Vec<PathBuf> = match (checkpoint, self.config.method.create_new_adapter) {
+            (Some(dir), _) if self.lora.is_some() => vec![dir.to_path_buf()],
+            _ => self.config.model.adapter_name_or_path.clone(),
+        };
+        let training = self.lora.is_some();
+        let (last, merged) = match folders.split_last() {
+            // Only the last adapter stays an adapter; those before it, or all when a new one is made, are merged first.
+            Some(_) if training && self.config.method.create_new_adapter && checkpoint.is_none() => (None, &folders[..]),
+            Some((last, rest)) => (Some(last), rest),
+            None => (None, &folders[..]),
+        };
+        for dir in merged {
+            self.merge_adapter(dir)?;
+        }
+        let shapes = |name: &str| self.shape_of(name);
+        match last {
+            Some(dir) => {
+                let loaded = adapter::load(&self.rt, dir, &shapes)?;
+                self.replace(&loaded.replaced)?;
+                if training {
+                    let planned = self.plan.modules.iter().filter(|(_, m)| m.adapter).map(|(p, _)| p);
+                    if !planned.eq(loaded.adapters.by_path.keys()) {
+                        return Err(TrainError::Adapter {
+                            path: dir.clone(),
+                            why: "its layers are not those of lora_target; set lora_target to the adapter's target_modules, or create_new_adapter: true".into(),
+                        });
+                    }
+                }
+                self.lora = Some(loaded.options);
+                self.adapters = Arc::new(loaded.adapters);
+            }
+            None => {
+                if let Some(o) = self.lora {
+                    let new = adapter::create(&self.rt, &self.sites, &shapes, &self.plan, o, self.config.train.seed)?;
+                    self.adapters = Arc::new(new);
+                }
+            }
+        }
+        let training = self.plan.modules.values().any(|m| m.adapter);
+        self.adapters.parameters().iter().for_each(|p| p.set_trainable(training));
+        Ok(())
+    }
+
+    fn merge_adapter(&self, dir: &Path) -> Result<()> {
+        let loaded = adapter::load(&self.rt, dir, &|name| self.shape_of(name))?;
+        self.replace(&loaded.replaced)?;
+        for (path, lora) in &loaded.adapters.by_path {
+            let name = format!("{path}.weight");
+            if let Some(p) = self.model.parameters().iter().find(|p| p.name() == name) {
+                let values = adapter::merged(&self.rt, p, lora)?;
+                self.set_value(p, &values)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&self, values: &std::collections::BTreeMap<String, Vec<f32>>) -> Result<()> {
+        for p in self.model.parameters() {
+            if let Some(v) = values.get(p.name()) {
+                self.set_value(&p, v)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_value(&self, p: &Parameter, values: &[f32]) -> Result<()> {
+        let t = self.rt.from_f32(p.shape(), values, Category::Weights)?;
+        let dtype = p.value().map_or(DType::F32, |v| v.dtype());
+        p.set(if dtype == DType::F32 { t } else { self.rt.cast(&t, dtype, Category::Weights)? })?;
+        Ok(())
+    }
+
+    /// What is trained: parameters of the model in order, then adapters.
+    pub fn trained(&self) -> Vec<Parameter> {
+        let mut all: Vec<Parameter> = self.model.parameters().into_iter().filter(Parameter::trainable).collect();
+        all.extend(self.adapters.parameters().into_iter().filter(Parameter::trainable));
+        all
+    }
+
+    /// Paths of all linear layers.
+    pub fn linear_paths(&self) -> Vec<String> {
+        self.sites.iter().filter(|s| s.kind == "linear").map(|s| s.path.clone()).collect()
+    }
+}
+
+fn model_config(config: &Config) -> Result<ModelConfig> {
+    let m = &config.model;
+    if let Some(map) = &m.model {
+        return Ok(ModelConfig::from_json("model", crate::yaml_value(&map.0))?);
+    }
+    if let Some(shape) = &m.shape {
+        return Ok(ModelConfig::from_json("shape", crate::bench::shape_config(shape, 2048)?)?);
+    }
+    if let Some(path) = &m.config_name_or_path {
+        let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")) } else { path.as_path() };
+        return Ok(ModelConfig::from_folder(dir)?);
+    }
+    match &m.model_name_or_path {
+        Some(dir) => Ok(ModelConfig::from_folder(dir)?),
+        None => Err(TrainError::setting("model_name_or_path", "is missing: name a model folder")),
+    }
+}
+
+fn tokenizer_dir(config: &Config) -> Result<PathBuf> {
+    let m = &config.model;
+    let named = m.tokenizer_name_or_path.clone().or_else(|| m.model_name_or_path.as_ref().map(PathBuf::from));
+    match named {
+        Some(p) if p.is_file() => Ok(p.parent().unwrap_or(Path::new(".")).to_path_buf()),
+        Some(p) => Ok(p),
+        None => Err(TrainError::setting(
+            "tokenizer_name_or_path",
+            "is missing: a model that starts from scratch needs a folder with tokenizer.json",
+        )),
+    }
+}
+
+/// Everything frozen, weights as `infer_dtype` says.
+fn inference_plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> ResolvedPlan {
+    use phalanx_config::InferDtype;
+    let low = match config.model.infer_dtype {
+        InferDtype::Auto => model.dtype == phalanx_models::StoredDType::Bf16,
+        InferDtype::Float32 => false,
+        InferDtype::Bfloat16 => true,
+    };
+    let modules = sites.iter().map(|s| {
+        let precision = if low && s.kind != "norm" { DType::Bf16 } else { DType::F32 };
+        (s.path.clone(), phalanx_nn::ModuleSettings { trainable: false, precision, ..Default::default() })
+    });
+    ResolvedPlan { modules: modules.collect() }
+}
+
+/// The data crate's options of a configuration.
+pub fn data_options(config: &Config) -> DataOptions {
+    let d = &config.data;
+    let stage = match config.method.stage {
+        ConfigStage::Pt => Stage::Pt,
+        ConfigStage::Sft => Stage::Sft,
+    };
+    DataOptions {
+        stage,
+        dataset: d.dataset.clone(),
+        eval_dataset: d.eval_dataset.clone(),
+        dataset_dir: d.dataset_dir.clone(),
+        template: d.template.clone(),
+        default_system: d.default_system.clone(),
+        enable_thinking: d.enable_thinking,
+        cutoff_len: d.cutoff_len,
+        // As in LlamaFactory, pre-training packs unless told otherwise.
+        packing: d.packing.unwrap_or(stage == Stage::Pt) || d.neat_packing,
+        train_on_prompt: d.train_on_prompt,
+        mask_history: d.mask_history,
+        mix_strategy: match d.mix_strategy {
+            // Every sample once an epoch: that is what a shuffled concatenation gives.
+            ConfigMix::Concat | ConfigMix::InterleaveOnce => MixStrategy::Concat,
+            ConfigMix::InterleaveUnder => MixStrategy::InterleaveUnder,
+            ConfigMix::InterleaveOver => MixStrategy::InterleaveOver,
+        },
+        interleave_probs: (!d.interleave_probs.is_empty()).then(|| d.interleave_probs.clone()),
+        max_samples: d.max_samples.map(|n| n as usize),
+        val_size: d.val_size,
+        shuffle: !d.disable_shuffling,
+        seed: config.train.data_seed.unwrap_or(config.train.seed),
+        cache_dir: d
+            .tokenized_path
+            .clone()
+            .or_else(|| config.train.output_dir.as_ref().map(|o| o.join(".cache"))),
+        overwrite_cache: d.overwrite_cache,
+        preprocessing_num_workers: d.preprocessing_num_workers.unwrap_or(0),
+        ..DataOptions::default()
+    }
+}
+
+/// Whether only adapters train, for messages.
+pub fn method_name(config: &Config) -> &'static str {
+    match config.method.finetuning_type {
+        FinetuningType::Full => "full",
+        FinetuningType::Freeze => "freeze",
+        FinetuningType::Lora => "lora",
+    }
+}

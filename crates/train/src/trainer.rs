@@ -1,0 +1,462 @@
+//! The training loop: batches → gradients → clip → update → log → evaluate → save.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use phalanx_config::{LrSchedulerType, Steps, Strategy};
+use phalanx_data::{Corpus, Stream, StreamOptions};
+use phalanx_formats::atomic;
+use phalanx_models::{StoredDType, save_weights};
+use phalanx_nn::{Batch, Env, Parameter};
+use phalanx_report::{Entry, Pace, ProcessMemory, Step as ProgressStep};
+use phalanx_tensor::DType;
+
+use crate::checkpoint::{self, RunState};
+use crate::evaluate::{evaluate, perplexity};
+use crate::job::{Job, data_options};
+use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
+use crate::run_files::RunFiles;
+use crate::schedule::{Decay, Schedule, Shape};
+use crate::step::{LossCount, forward_backward, layout};
+use crate::{Result, TrainError, adapter};
+
+/// What a run tells whoever watches it.
+pub trait Observer {
+    /// A sentence.
+    fn message(&mut self, text: &str);
+    /// A step was done; `logged` when it also went into the metrics.
+    fn step(&mut self, step: &ProgressStep, logged: bool);
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// Counters at the end.
+    pub state: RunState,
+    /// All steps of the run.
+    pub total_steps: u64,
+    /// Epochs done.
+    pub epochs: f64,
+    /// Where training stands if the user stopped it.
+    pub interrupted: Option<PathBuf>,
+    /// Curve of the run.
+    pub curve: phalanx_report::Curve,
+    /// Files left.
+    pub outputs: Vec<(String, PathBuf)>,
+    /// Last evaluation loss.
+    pub eval_loss: Option<f64>,
+}
+
+/// Steps of a run over `rows` rows an epoch.
+fn total_steps(job: &Job, rows: u64) -> (u64, u64) {
+    let t = &job.config.train;
+    let per_batch = rows.div_ceil(t.per_device_train_batch_size as u64);
+    let per_epoch = per_batch.div_ceil(t.gradient_accumulation_steps as u64).max(1);
+    let total = match t.max_steps() {
+        Some(n) => n,
+        None => (t.num_train_epochs * per_epoch as f64).ceil() as u64,
+    };
+    (total.max(1), per_epoch)
+}
+
+fn schedule(job: &Job, total: u64) -> Schedule {
+    let t = &job.config.train;
+    let k = &t.lr_scheduler_kwargs;
+    let warmup = match t.warmup_steps {
+        s if !s.is_zero() => s.of(total),
+        _ => (t.warmup_ratio * total as f64).ceil() as u64,
+    };
+    let floor = k.min_lr_rate.or(k.min_lr.map(|m| m / t.learning_rate)).unwrap_or(0.0);
+    let (shape, warmup) = match t.lr_scheduler_type {
+        LrSchedulerType::Linear => (Shape::Linear, warmup),
+        LrSchedulerType::Constant => (Shape::Constant, 0),
+        LrSchedulerType::ConstantWithWarmup => (Shape::Constant, warmup),
+        LrSchedulerType::Cosine => (Shape::Cosine { cycles: k.num_cycles, min_ratio: 0.0 }, warmup),
+        LrSchedulerType::CosineWithMinLr => (Shape::Cosine { cycles: k.num_cycles, min_ratio: floor }, warmup),
+        LrSchedulerType::WarmupStableDecay => {
+            let decay_steps = match (k.num_decay_steps, k.num_stable_steps) {
+                (Some(d), _) => d.of(total),
+                (None, Some(s)) => total.saturating_sub(warmup + s.of(total)),
+                (None, None) => total.div_ceil(10),
+            };
+            let decay = match k.decay_type {
+                phalanx_config::DecayType::Linear => Decay::Linear,
+                phalanx_config::DecayType::Cosine => Decay::Cosine,
+                phalanx_config::DecayType::OneMinusSqrt => Decay::OneMinusSqrt,
+            };
+            (Shape::Wsd { decay_steps, min_ratio: k.min_lr_ratio, decay }, warmup)
+        }
+    };
+    Schedule { lr: t.learning_rate, warmup_steps: warmup, total_steps: total, shape }
+}
+
+/// A run in progress.
+struct Run<'a> {
+    job: &'a Job,
+    env: Env,
+    optimizer: AdamW,
+    schedule: Schedule,
+    stream: Stream,
+    eval: Option<Corpus>,
+    files: RunFiles,
+    state: RunState,
+    total: u64,
+    per_epoch: u64,
+    dir: PathBuf,
+    started: Instant,
+    seconds_before: f64,
+    skipped_in_a_row: u64,
+}
+
+/// Trains. `resume` is the checkpoint to go on from; `stop` is looked at after every step.
+///
+/// # Errors
+/// Whatever is wrong with weights, data or disk; losses that stop being numbers.
+pub fn train(
+    job: &mut Job,
+    corpus: Corpus,
+    eval: Option<Corpus>,
+    resume: Option<&Path>,
+    stop: &AtomicBool,
+    watch: &mut dyn Observer,
+) -> Result<Finished> {
+    let Some(dir) = job.config.train.output_dir.clone() else {
+        return Err(TrainError::setting("output_dir", "is missing: name a folder for checkpoints and metrics"));
+    };
+    let resumed = resume.map(checkpoint::read_state).transpose()?;
+    let mut stream = Stream::new(corpus, StreamOptions::of(&data_options(&job.config)));
+    if let Some(s) = &resumed {
+        stream.resume(&s.stream)?;
+    }
+    job.load(resume)?;
+    std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
+    atomic::clean_stale(&dir)?;
+    let t = &job.config.train;
+    let options = AdamWOptions {
+        beta1: t.adam_beta1 as f32,
+        beta2: t.adam_beta2 as f32,
+        eps: t.adam_epsilon as f32,
+        weight_decay: t.weight_decay as f32,
+        decay_norms_and_biases: job.config.run.decay_norms_and_biases,
+    };
+    let mut optimizer = AdamW::new(
+        &job.rt,
+        &job.trained(),
+        // Adapters and whatever else is not the model's own stay f32.
+        &|p| if job.shape_of(p.name()).is_some() { job.dtype_of(p.name()) } else { DType::F32 },
+        options,
+    )?;
+    if let (Some(s), Some(from)) = (&resumed, resume) {
+        checkpoint::read_optimizer(from, &mut optimizer)?;
+        optimizer.set_updates(s.updates);
+    }
+    let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
+    let files = RunFiles::open(&dir, &job.config, resumed.as_ref().map(|s| s.step))?;
+    let state = resumed.unwrap_or_else(|| RunState {
+        version: checkpoint::VERSION,
+        step: 0,
+        updates: 0,
+        moment: 0,
+        tokens: 0,
+        label_tokens: 0,
+        skipped: 0,
+        seconds: 0.0,
+        best: None,
+        stream: stream.state(),
+        config: job.config.to_json().as_object().cloned().unwrap_or_default(),
+    });
+    let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
+    env.plan = job.plan.clone();
+    env.adapters = job.adapters.clone();
+    env.training = true;
+    env.seed = t.seed;
+    let run = Run {
+        env,
+        optimizer,
+        schedule: schedule(job, total),
+        stream,
+        eval,
+        files,
+        total,
+        per_epoch,
+        dir,
+        started: Instant::now(),
+        seconds_before: state.seconds,
+        skipped_in_a_row: 0,
+        state,
+        job,
+    };
+    run.go(stop, watch)
+}
+
+impl Run<'_> {
+    fn go(mut self, stop: &AtomicBool, watch: &mut dyn Observer) -> Result<Finished> {
+        let t = &self.job.config.train;
+        let logging = t.logging_steps.of(self.total).max(1);
+        let mut pace = Pace::new(0.0, self.state.step, self.state.tokens);
+        let mut interval = Interval::default();
+        let (mut interrupted, mut eval_loss) = (None, None);
+        if t.eval_on_start && self.state.step == 0 {
+            eval_loss = self.evaluate(watch)?;
+        }
+        while self.state.step < self.total {
+            let lr = self.schedule.at(self.state.step);
+            let (loss, grad_norm, updated) = self.step(lr)?;
+            interval.add(loss, grad_norm, updated);
+            self.state.step += 1;
+            let seconds = self.started.elapsed().as_secs_f64();
+            self.state.seconds = self.seconds_before + seconds;
+            pace.update(seconds, self.state.step, self.state.tokens);
+            let (step, last) = (self.state.step, self.state.step == self.total);
+            let logged = step.is_multiple_of(logging) || last || (step == 1 && t.logging_first_step);
+            let memory = ProcessMemory::read();
+            let progress = ProgressStep {
+                step,
+                total: self.total,
+                epoch: self.epoch(),
+                loss: loss.mean(),
+                learning_rate: lr,
+                grad_norm,
+                tokens_per_second: pace.tokens_per_second(),
+                memory: memory.resident,
+                peak_memory: memory.peak,
+                seconds_left: pace.seconds_left(self.total),
+            };
+            if logged {
+                self.log(&mut interval, &progress)?;
+            }
+            watch.step(&progress, logged);
+            if !updated {
+                watch.message(&format!("step {step}: no update (loss {}, gradient norm {grad_norm}, {} counted targets)", loss.mean(), loss.count));
+            }
+            let epoch_ends = self.stream.rows_left() == self.stream.rows_per_epoch();
+            if due(t.eval_strategy, t.eval_steps.unwrap_or(t.logging_steps), step, self.total, epoch_ends) {
+                eval_loss = self.evaluate(watch)?;
+            }
+            let saves = due(t.save_strategy, t.save_steps, step, self.total, epoch_ends);
+            let stopping = stop.load(Ordering::Relaxed);
+            if saves || (last && t.save_strategy != Strategy::No) || stopping {
+                let path = self.save(watch)?;
+                if stopping && !last {
+                    interrupted = Some(path);
+                    break;
+                }
+            }
+        }
+        if interrupted.is_none() && self.job.config.method.do_eval {
+            eval_loss = self.evaluate(watch)?;
+        }
+        self.finish(interrupted, eval_loss)
+    }
+
+    /// One step: a window of micro-batches, then an update unless a value is not finite.
+    fn step(&mut self, lr: f64) -> Result<(LossCount, f64, bool)> {
+        let t = &self.job.config.train;
+        let mut window = LossCount::default();
+        for _ in 0..t.gradient_accumulation_steps {
+            let batch = self.stream.next_batch(t.per_device_train_batch_size)?;
+            let env = self.env.for_batch(layout(&batch), self.state.moment);
+            self.state.moment += 1;
+            self.state.tokens += batch.ids.len() as u64;
+            self.state.label_tokens += batch.num_targets as u64;
+            window.add(forward_backward(&self.job.model, &env, &batch)?);
+            // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
+            if self.stream.rows_left() == self.stream.rows_per_epoch() {
+                break;
+            }
+        }
+        let n = window.count.max(1) as f64;
+        let norm = self.optimizer.grad_norm(&self.job.rt)? / n;
+        let finite = window.sum.is_finite() && norm.is_finite();
+        if window.count == 0 || (!finite && self.job.config.run.nan_guard) {
+            self.optimizer.zero_grad();
+            self.state.skipped += 1;
+            self.skipped_in_a_row += u64::from(!finite);
+            if self.skipped_in_a_row > self.job.config.run.max_skipped_steps {
+                let last = checkpoint::list(&self.dir).pop().map_or("none".into(), |(_, p)| p.display().to_string());
+                return Err(TrainError::NotFinite {
+                    step: self.state.step + 1,
+                    skipped: self.skipped_in_a_row,
+                    checkpoint: last,
+                });
+            }
+            return Ok((window, norm, false));
+        }
+        self.skipped_in_a_row = 0;
+        self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
+        self.state.updates = self.optimizer.updates();
+        Ok((window, norm, true))
+    }
+
+    fn epoch(&self) -> f64 {
+        self.stream.position() as f64 / self.stream.rows_per_epoch() as f64
+    }
+
+    fn log(&mut self, interval: &mut Interval, p: &ProgressStep) -> Result<()> {
+        let entry = Entry::new(p.step, p.epoch)
+            .with("loss", interval.loss.mean())
+            .with("grad_norm", interval.last_norm)
+            .with("learning_rate", p.learning_rate)
+            .with("tokens_per_second", p.tokens_per_second)
+            .with("num_input_tokens_seen", self.state.tokens)
+            .with("num_label_tokens_seen", self.state.label_tokens)
+            .with("skipped_steps", self.state.skipped)
+            .with("memory_bytes", p.memory)
+            .with("peak_memory_bytes", p.peak_memory);
+        *interval = Interval::default();
+        self.files.log(entry)
+    }
+
+    fn evaluate(&mut self, watch: &mut dyn Observer) -> Result<Option<f64>> {
+        let Some(eval) = &self.eval else { return Ok(None) };
+        let started = Instant::now();
+        let loss = evaluate(&self.job.model, &self.env, eval, self.job.config.train.per_device_eval_batch_size)?;
+        let mean = loss.mean();
+        let entry = Entry::new(self.state.step, self.epoch())
+            .with("eval_loss", mean)
+            .with("eval_perplexity", perplexity(mean))
+            .with("eval_label_tokens", loss.count)
+            .with("eval_runtime", started.elapsed().as_secs_f64());
+        self.files.log(entry)?;
+        watch.message(&format!("step {}: eval loss {mean:.4}, perplexity {:.3}", self.state.step, perplexity(mean)));
+        if mean.is_finite() && self.state.best.is_none_or(|(b, _)| mean < b) {
+            self.state.best = Some((mean, self.state.step));
+        }
+        Ok(Some(mean))
+    }
+
+    /// Writes `checkpoint-STEP`, whole or not at all.
+    fn save(&mut self, watch: &mut dyn Observer) -> Result<PathBuf> {
+        let t = &self.job.config.train;
+        self.state.stream = self.stream.state();
+        self.trainer_state();
+        let path = self.dir.join(format!("checkpoint-{}", self.state.step));
+        atomic::replace_folder(&path, |tmp| -> Result<()> {
+            self.write_model(tmp)?;
+            self.files.state.write(&tmp.join("trainer_state.json"))?;
+            if t.save_only_model {
+                return Ok(());
+            }
+            checkpoint::write_optimizer(tmp, &self.optimizer)?;
+            let json = serde_json::to_vec_pretty(&self.state)
+                .map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
+            Ok(atomic::write_bytes(tmp.join("phalanx_state.json"), &json)?)
+        })?;
+        // The best is kept only where a step was both evaluated and saved.
+        let best = self.state.best.map(|(_, step)| step);
+        let removed = checkpoint::prune(&self.dir, t.save_total_limit, best)?;
+        let gone = if removed.is_empty() { String::new() } else { format!(", {} older removed", removed.len()) };
+        watch.message(&format!("saved {}{gone}", path.display()));
+        Ok(path)
+    }
+
+    fn trainer_state(&mut self) {
+        let t = &self.job.config.train;
+        let epoch = self.epoch();
+        let s = &mut self.files.state;
+        s.global_step = self.state.step;
+        s.max_steps = self.total;
+        s.epoch = epoch;
+        s.num_train_epochs = self.total.div_ceil(self.per_epoch);
+        s.logging_steps = t.logging_steps.of(self.total);
+        s.save_steps = t.save_steps.of(self.total);
+        s.eval_steps = t.eval_steps.unwrap_or(Steps::Count(0)).of(self.total);
+        s.train_batch_size = t.per_device_train_batch_size as u64;
+        s.num_input_tokens_seen = self.state.tokens;
+        s.best_metric = self.state.best.map(|(b, _)| b);
+        s.best_global_step = self.state.best.map(|(_, step)| step);
+        s.best_model_checkpoint =
+            self.state.best.map(|(_, step)| self.dir.join(format!("checkpoint-{step}")).display().to_string());
+    }
+
+    /// The trained model into `dir`: exact f32 weights, or the adapter; with tokenizer and templates.
+    fn write_model(&self, dir: &Path) -> Result<()> {
+        let (job, rt) = (self.job, &self.job.rt);
+        let exact = |p: &Parameter| checkpoint::exact_values(rt, Some(&self.optimizer), p);
+        match &job.lora {
+            Some(options) => {
+                let beside: Vec<_> = job.model.parameters().into_iter().filter(Parameter::trainable).collect();
+                let saved = beside.into_iter().map(|p| Ok((p.clone(), exact(&p)?))).collect::<Result<Vec<_>>>()?;
+                let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
+                adapter::save(rt, dir, &job.adapters, options, &saved, &base, &job.linear_paths())?;
+            }
+            None => {
+                let dtype = StoredDType::F32;
+                let value_of = |p: &Parameter| match self.optimizer.exact(p) {
+                    Some(m) => Ok(Some(rt.to_vec(m)?)),
+                    None => Ok(None),
+                };
+                save_weights(rt, &job.model, dir, dtype, 5_000_000_000, &value_of)?;
+                let config = job.model.config().to_json(dtype);
+                atomic::write_bytes(dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
+            }
+        }
+        checkpoint::copy_companions(&job.tokenizer_dir, dir)
+    }
+
+    fn finish(mut self, interrupted: Option<PathBuf>, eval_loss: Option<f64>) -> Result<Finished> {
+        let t = &self.job.config.train;
+        self.trainer_state();
+        let mut outputs = Vec::new();
+        if interrupted.is_none() {
+            let best = self.state.best.map(|(_, s)| self.dir.join(format!("checkpoint-{s}")));
+            match best.filter(|b| t.load_best_model_at_end && b.exists()) {
+                Some(best) => copy_model(&best, &self.dir)?,
+                None => self.write_model(&self.dir)?,
+            }
+            outputs.push(("model".to_owned(), self.dir.clone()));
+        }
+        for path in self.files.finish()? {
+            let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+            outputs.push((name, path));
+        }
+        Ok(Finished {
+            total_steps: self.total,
+            epochs: self.epoch(),
+            interrupted,
+            curve: self.files.curve(),
+            outputs,
+            eval_loss,
+            state: self.state,
+        })
+    }
+}
+
+/// Copies model files of a checkpoint into the output folder, each atomically.
+fn copy_model(from: &Path, to: &Path) -> Result<()> {
+    let not_model = ["optimizer.safetensors", "trainer_state.json", "phalanx_state.json"];
+    for entry in std::fs::read_dir(from).map_err(TrainError::io(from))? {
+        let path = entry.map_err(TrainError::io(from))?.path();
+        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
+        if path.is_file() && !not_model.contains(&name) {
+            let mut source = std::fs::File::open(&path).map_err(TrainError::io(&path))?;
+            atomic::write_file(to.join(name), |out| std::io::copy(&mut source, out))?;
+        }
+    }
+    Ok(())
+}
+
+fn due(strategy: Strategy, every: Steps, step: u64, total: u64, epoch_ends: bool) -> bool {
+    match strategy {
+        Strategy::No => false,
+        Strategy::Epoch => epoch_ends,
+        Strategy::Steps => step.is_multiple_of(every.of(total).max(1)),
+    }
+}
+
+/// What was seen since the last log entry.
+#[derive(Default)]
+struct Interval {
+    loss: LossCount,
+    last_norm: f64,
+}
+
+impl Interval {
+    fn add(&mut self, loss: LossCount, norm: f64, updated: bool) {
+        if updated {
+            self.loss.add(loss);
+            self.last_norm = norm;
+        }
+    }
+}
