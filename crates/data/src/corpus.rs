@@ -15,6 +15,8 @@ pub const IGNORED: i32 = -100;
 #[derive(Debug)]
 pub(crate) struct Part {
     name: String,
+    /// The data set's number, the same in the training and the evaluation part.
+    number: u64,
     store: Arc<TokenStore>,
     items: Vec<u32>,
     /// Where each row begins in `items`, and the end; `None` if each item is a row.
@@ -22,9 +24,16 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub(crate) fn new(name: &str, store: Arc<TokenStore>, items: Vec<u32>, options: &DataOptions) -> Self {
+    pub(crate) fn new(
+        name: &str,
+        number: usize,
+        store: Arc<TokenStore>,
+        items: Vec<u32>,
+        options: &DataOptions,
+    ) -> Self {
+        let number = number as u64;
         if !options.packing {
-            return Self { name: name.into(), store, items, starts: None };
+            return Self { name: name.into(), number, store, items, starts: None };
         }
         let lengths: Vec<usize> = items.iter().map(|i| store.tokens(*i as usize)).collect();
         let (mut packed, mut starts) = (Vec::with_capacity(items.len()), vec![0]);
@@ -32,7 +41,7 @@ impl Part {
             packed.extend(row.into_iter().map(|i| items[i as usize]));
             starts.push(packed.len());
         }
-        Self { name: name.into(), store, items: packed, starts: Some(starts) }
+        Self { name: name.into(), number, store, items: packed, starts: Some(starts) }
     }
 
     pub(crate) fn rows(&self) -> u64 {
@@ -64,7 +73,8 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// The token range of each document. Tokens of different documents must not see each other.
     pub docs: Vec<Range<usize>>,
-    /// For each document its number: data set in the upper 24 bits, example in the lower 40.
+    /// For each document its number: data set (as configured, those for evaluation last) in the upper 24 bits,
+    /// example in the lower 40.
     pub sample_ids: Vec<u64>,
     /// How many targets count.
     pub num_targets: usize,
@@ -139,9 +149,9 @@ impl Corpus {
         self.inner.quotas.iter().sum()
     }
 
-    /// Names of the data sets, in the order of the upper bits of a sample id.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.inner.parts.iter().map(|p| p.name.as_str())
+    /// The data sets: the number that stands in the upper bits of a sample id, and the name.
+    pub fn names(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.inner.parts.iter().map(|p| (p.number, p.name.as_str()))
     }
 
     /// The longest a row can be, in tokens.
@@ -189,7 +199,7 @@ impl Corpus {
             for item in part.row(row) {
                 let from = batch.ids.len();
                 part.store.extend_ids(*item as usize, &mut batch.ids);
-                let sample_id = (part_index as u64) << 40 | u64::from(*item);
+                let sample_id = part.number << 40 | u64::from(*item);
                 batch.close_document(from, sample_id, part.store.mask(*item as usize));
             }
         }

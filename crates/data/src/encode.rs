@@ -332,7 +332,11 @@ impl<'a> Encoder<'a> {
         let mut trained = vec![self.options.train_on_prompt; ids.len()];
         let (mut end, mut stopped, mut missing) = (ids.len(), false, 0);
         for (i, answer) in rendered.answers.iter().enumerate() {
-            let (first, past) = (token_at(answer.start), token_at(answer.end));
+            let (mut first, past) = (token_at(answer.start), token_at(answer.end));
+            // A token that holds the end of the prompt and could not be divided still begins the answer.
+            if first > 0 && offsets[first - 1].1 > answer.start {
+                first -= 1;
+            }
             // A stop token inside the message's own words ends nothing.
             let after_words = rendered.words_end[i].unwrap_or(answer.start);
             let stop = (first..past).rev().find(|t| self.stops.contains(&ids[*t]) && offsets[*t].0 >= after_words);
@@ -358,16 +362,20 @@ impl<'a> Encoder<'a> {
             return Ok(whole);
         }
         stats.merged_borders += borders.len() as u64;
-        let (mut ids, mut offsets, mut from) = (Vec::new(), Vec::new(), 0);
-        for to in borders.into_iter().chain([text.len()]) {
-            let (piece, spans) = self.tokenizer.encode_offsets(&text[from..to])?;
-            ids.extend(piece);
-            offsets.extend(spans.into_iter().map(|(start, end)| (start + from, end + from)));
-            from = to;
-        }
-        // A SentencePiece model puts a space in front of each piece; then one piece is the lesser evil.
-        if self.tokenizer.decode(&ids, false)? == self.tokenizer.decode(&whole.0, false)? {
-            return Ok((ids, offsets));
+        let wanted = self.tokenizer.decode(&whole.0, false)?;
+        // SentencePiece models put a space in front of each piece, so one that is there already is left to them.
+        for leave_space in [false, true] {
+            let (mut ids, mut offsets, mut from) = (Vec::new(), Vec::new(), 0);
+            for to in borders.iter().copied().chain([text.len()]) {
+                let skipped = usize::from(leave_space && from > 0 && text[from..to].starts_with(' '));
+                let (piece, spans) = self.tokenizer.encode_offsets(&text[from + skipped..to])?;
+                ids.extend(piece);
+                offsets.extend(spans.into_iter().map(|(start, end)| (start + from + skipped, end + from + skipped)));
+                from = to;
+            }
+            if self.tokenizer.decode(&ids, false)? == wanted {
+                return Ok((ids, offsets));
+            }
         }
         Ok(whole)
     }

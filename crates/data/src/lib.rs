@@ -18,6 +18,7 @@
 //!   number; resuming, seeking, prefetching and any number of workers cannot change what comes next.
 //! - **Tokenise once.** The result is mapped from a file ([`cache`]) whose name is a hash of all that went into it.
 //! - **What is cut is said.** [`Prepared::messages`] tells every record left out and every token cut off, and
+//!   [`check()`] looks at the data before the training does.
 //!
 //! The crate reads files and returns values. It prints nothing; long work reports through a callback.
 //!
@@ -47,6 +48,7 @@
 //! ```
 
 pub mod cache;
+pub mod check;
 mod corpus;
 pub mod encode;
 mod error;
@@ -61,6 +63,7 @@ mod stream;
 pub mod template;
 mod tokenizer;
 
+pub use check::{CheckOptions, DataReport, check};
 pub use corpus::{Batch, Corpus, IGNORED, Totals};
 pub use encode::{EncodeStats, Encoder, Example};
 pub use error::{DataError, Result};

@@ -110,14 +110,14 @@ pub fn prepare(
             Some(held) => (0..store.len() as u32).partition(|i| !held.holds(index, &store, *i)),
         };
         if !eval.is_empty() {
-            eval_parts.push(Part::new(&spec.name, Arc::clone(&store), eval, options));
+            eval_parts.push(Part::new(&spec.name, index, Arc::clone(&store), eval, options));
         }
         let train = draw(train, spec.num_samples, &store, options.seed, index as u64);
-        train_parts.push(Part::new(&spec.name, store, train, options));
+        train_parts.push(Part::new(&spec.name, index, store, train, options));
     }
-    for (spec, store) in eval_sets {
+    for (index, (spec, store)) in eval_sets.into_iter().enumerate() {
         let items = (0..store.len() as u32).collect();
-        eval_parts.push(Part::new(&spec.name, store, items, options));
+        eval_parts.push(Part::new(&spec.name, options.dataset.len() + index, store, items, options));
     }
     for (part, name) in train_parts.iter().zip(&options.dataset) {
         if part.is_empty() {
@@ -250,10 +250,10 @@ impl Loader<'_> {
     }
 }
 
-type Encoded = Result<(Vec<Example>, EncodeStats)>;
+pub(crate) type Encoded = Result<(Vec<Example>, EncodeStats)>;
 
 /// Encodes records in parallel; the results stand in the order of the records, whatever the number of threads.
-fn encode_all(encoder: &Encoder<'_>, batch: &[Record], workers: usize) -> Vec<Encoded> {
+pub(crate) fn encode_all(encoder: &Encoder<'_>, batch: &[Record], workers: usize) -> Vec<Encoded> {
     let chunks: Vec<&[Record]> = batch.chunks(CHUNK).collect();
     let next = AtomicUsize::new(0);
     let work = || {
@@ -279,7 +279,7 @@ fn encode_all(encoder: &Encoder<'_>, batch: &[Record], workers: usize) -> Vec<En
     done.into_iter().flat_map(|(_, encoded)| encoded).collect()
 }
 
-fn workers(options: &DataOptions) -> usize {
+pub(crate) fn workers(options: &DataOptions) -> usize {
     match options.preprocessing_num_workers {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,

@@ -26,9 +26,8 @@ pub(super) fn convert(spec: &DatasetSpec, record: &Fields) -> Result<Conversatio
     for (i, value) in list.iter().enumerate() {
         let message = message(spec, value, &format!("{key}[{i}]"))?;
         if i == 0 && message.role == Role::System {
-            if !message.content.is_empty() {
-                conversation.system = Some(message.content);
-            }
+            // An empty one is kept: many templates put their own where there is none.
+            conversation.system = Some(message.content);
         } else {
             conversation.messages.push(message);
         }

@@ -114,15 +114,24 @@ impl ChatTemplate {
             if text.starts_with(&history) {
                 return Ok(common_prefix(prompt, text));
             }
-            // The answer changed what stands before it. The head of an answer still marks the place.
-            if let Some(head) = prompt.strip_prefix(history.as_str()).filter(|h| !h.is_empty())
-                && let Some(at) = text.rfind(head)
-            {
-                return Ok(at + head.len());
+        }
+        // The answer changed what stands before it. Another answer changes it in the same way, so the answer begins
+        // where the two part; a space in front belongs to it, as most tokenizers see it.
+        let other = Conversation {
+            messages: conversation.messages[..i]
+                .iter()
+                .cloned()
+                .chain([Message::new(Role::Assistant, "\u{e000}")])
+                .collect(),
+            ..conversation.clone()
+        };
+        if let Ok(other) = self.render(&other, false) {
+            let parted = common_prefix(&other, text);
+            if parted < text.len() {
+                return Ok(text[..parted].trim_end_matches(' ').len());
             }
         }
-        let words = conversation.messages[i].content.trim();
-        text.rfind(words).filter(|_| !words.is_empty()).ok_or_else(|| DataError::Template {
+        Err(DataError::Template {
             name: self.name.clone(),
             detail: format!("the answer in message {} cannot be found in what it prints", i + 1),
         })

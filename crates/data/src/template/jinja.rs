@@ -104,6 +104,7 @@ fn python_method(state: &mut minijinja::State, value: &Value, method: &str, args
     if let Some(text) = value.as_str() {
         let arg = |i: usize| args.get(i).and_then(Value::as_str);
         match (method, args.len()) {
+            ("title", 0) => return Ok(title(text).into()),
             ("removeprefix", 1) => return Ok(arg(0).and_then(|p| text.strip_prefix(p)).unwrap_or(text).into()),
             ("removesuffix", 1) => return Ok(arg(0).and_then(|p| text.strip_suffix(p)).unwrap_or(text).into()),
             ("rsplit", 1 | 2) => {
@@ -145,6 +146,21 @@ fn python_method(state: &mut minijinja::State, value: &Value, method: &str, args
         return Err(Error::new(ErrorKind::InvalidOperation, format!("{} is not in list", python_str(&args[0]))));
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+}
+
+/// `str.title()`: a capital after everything that is no letter.
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        inside = c.is_alphabetic();
+    }
+    out
 }
 
 /// The error's own words, with the line, without the engine's wrapping.
