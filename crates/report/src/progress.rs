@@ -1,6 +1,6 @@
 //! Progress of a run: a bar on a terminal, plain lines elsewhere.
 //!
-//! What is shown is made by [`Step::line`], a pure function; the bar only draws it. Times come in as values: the trainer
+//! What is shown is made by pure functions of a [`Step`]; the bar only draws it, in two lines that fit 80 columns. Times come in as values: the trainer
 //! reads its clock once a step and everybody agrees.
 
 use std::io::{IsTerminal, Write};
@@ -35,24 +35,30 @@ pub struct Step {
 }
 
 impl Step {
-    /// The line without the bar: `loss 2.3145 · lr 3.00e-4 · grad 1.21 · 3.4 k tok/s · 1.2 GiB (peak 1.5 GiB) · 3:05 left`.
-    pub fn line(&self) -> String {
-        let mut parts = vec![
-            format!("loss {:.4}", self.loss),
-            format!("lr {:.2e}", self.learning_rate),
-            format!("grad {:.3}", self.grad_norm),
-            format!("{} tok/s", units::count(self.tokens_per_second.round())),
-            format!("{} (peak {})", units::bytes(self.memory), units::bytes(self.peak_memory)),
-        ];
+    /// What matters most: `loss 2.3145 · epoch 0.12 · 3:05 left`.
+    pub fn headline(&self) -> String {
+        let mut text = format!("loss {:.4} · epoch {:.2}", self.loss, self.epoch);
         if self.seconds_left.is_finite() && self.step < self.total {
-            parts.push(format!("{} left", units::duration(self.seconds_left)));
+            text += &format!(" · {} left", units::duration(self.seconds_left));
         }
-        parts.join(" · ")
+        text
     }
 
-    /// The whole line, for logs.
+    /// The rest: `lr 3.00e-4 · grad 1.209 · 3.4 k tok/s · 1.0 GiB (peak 1.5 GiB)`.
+    pub fn details(&self) -> String {
+        format!(
+            "lr {:.2e} · grad {:.3} · {} tok/s · {} (peak {})",
+            self.learning_rate,
+            self.grad_norm,
+            units::count(self.tokens_per_second.round()),
+            units::bytes(self.memory),
+            units::bytes(self.peak_memory)
+        )
+    }
+
+    /// All of it in one line, for logs.
     pub fn plain(&self) -> String {
-        format!("step {}/{} · epoch {:.2} · {}", self.step, self.total, self.epoch, self.line())
+        format!("step {}/{} · {} · {}", self.step, self.total, self.headline(), self.details())
     }
 }
 
@@ -122,7 +128,9 @@ impl Progress {
         let bar = (stderr.is_terminal() && !plain).then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
             // A template of constants; the default bar is no worse than none.
-            if let Ok(style) = ProgressStyle::with_template("{pos:>5}/{len} {bar:24.cyan/dim} {wide_msg}") {
+            if let Ok(style) =
+                ProgressStyle::with_template("{pos:>6}/{len} {bar:24.cyan/dim} {prefix}\n       {wide_msg}")
+            {
                 bar.set_style(style.progress_chars("━━─"));
             }
             bar
@@ -141,7 +149,8 @@ impl Progress {
             Some(bar) => {
                 bar.set_length(step.total);
                 bar.set_position(step.step);
-                bar.set_message(step.line());
+                bar.set_prefix(step.headline());
+                bar.set_message(step.details());
             }
             None if logged => self.write(&step.plain()),
             None => {}
@@ -199,10 +208,10 @@ mod tests {
     fn a_line_says_it_all() {
         assert_eq!(
             step().plain(),
-            "step 5/100 · epoch 0.12 · loss 2.3145 · lr 3.00e-4 · grad 1.209 · 3.4 k tok/s · 1.0 GiB (peak 1.5 GiB) · 3:05 left"
+            "step 5/100 · loss 2.3145 · epoch 0.12 · 3:05 left · lr 3.00e-4 · grad 1.209 · 3.4 k tok/s · 1.0 GiB (peak 1.5 GiB)"
         );
-        assert!(!Step { step: 100, ..step() }.line().contains("left"));
-        assert!(Step { loss: f64::NAN, ..step() }.line().starts_with("loss NaN"));
+        assert!(!Step { step: 100, ..step() }.plain().contains("left"));
+        assert!(Step { loss: f64::NAN, ..step() }.headline().starts_with("loss NaN"));
     }
 
     #[test]
