@@ -2,14 +2,18 @@
 //!
 //! A call hands the team a number of tasks whose boundaries depend on shapes alone and whose outputs do not overlap; workers
 //! claim tasks one by one. So the same bits come out for any number of threads. A team is a value: a rank owns its own.
-//! Workers spin briefly after a job (the next one usually follows at once), then sleep.
+//! Workers look out for the next job for a moment (it usually follows at once), then sleep.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// How often a worker looks for new work before it sleeps; about 20 µs.
+/// How often a worker looks for new work at full speed, about 20 µs; then it still looks, letting others run in between.
 const SPINS: usize = 2_000;
+/// How long after its last job a worker sleeps for good. Waking a thread costs 50 µs and more on a virtual machine, and a product
+/// of a few phases would pay it at each; staying awake much longer would take cores from other ranks.
+const AWAKE: Duration = Duration::from_micros(200);
 
 type Job = *const (dyn Fn(usize, usize) + Sync);
 
@@ -168,10 +172,16 @@ fn claim(s: &Shared, f: &(dyn Fn(usize, usize) + Sync), worker: usize) {
 fn work(s: &Shared, worker: usize) {
     let mut seen = 0usize;
     loop {
-        let mut spins = 0;
-        while s.epoch.load(Ordering::Acquire) == seen && !s.quit.load(Ordering::Relaxed) && spins < SPINS {
-            std::hint::spin_loop();
-            spins += 1;
+        let (mut spins, idle) = (0, Instant::now());
+        while s.epoch.load(Ordering::Acquire) == seen && !s.quit.load(Ordering::Relaxed) {
+            if spins < SPINS {
+                std::hint::spin_loop();
+                spins += 1;
+            } else if idle.elapsed() < AWAKE {
+                std::thread::yield_now();
+            } else {
+                break;
+            }
         }
         let job = {
             let mut slot = s.slot.lock().unwrap_or_else(|e| e.into_inner());

@@ -26,6 +26,20 @@ impl Operand {
         Operand { src, ld, k_contiguous }
     }
 
+    /// How far apart the rows lie, if memory rows run along k.
+    pub(crate) fn along_k(&self) -> Option<usize> {
+        self.k_contiguous.then_some(self.ld)
+    }
+
+    /// Where row `i` starts, if memory rows run along k.
+    ///
+    /// # Safety
+    /// The row lies in the operand.
+    pub(crate) unsafe fn row(&self, i: usize) -> Src {
+        // SAFETY: the caller's promise.
+        unsafe { self.src.add(i * self.ld) }
+    }
+
     /// Packs rows `i0..i0+count`, steps `p0..p0+k`, into panels of `panel` rows; a narrower last panel is padded with zeros to
     /// a multiple of `lanes`.
     ///
@@ -39,22 +53,15 @@ impl Operand {
         (panel, lanes): (usize, usize),
         dst: *mut f32,
     ) {
-        for i in (0..count).step_by(panel) {
-            let rows = panel.min(count - i);
-            let width = rows.next_multiple_of(lanes);
-            let at = if self.k_contiguous { (i0 + i) * self.ld + p0 } else { p0 * self.ld + i0 + i };
-            // SAFETY: the panel is a part of what the caller promises; the panels before it are full, so it starts at i·k.
-            unsafe {
-                let src = match self.src {
-                    Src::F32(x) => Src::F32(x.add(at)),
-                    Src::Bf16(x) => Src::Bf16(x.add(at)),
-                };
-                let dst = dst.add(i * k);
-                if self.k_contiguous {
-                    T::pack_across(src, self.ld, rows, k, width, dst);
-                } else {
-                    T::pack_along(src, self.ld, rows, k, width, dst);
-                }
+        // SAFETY: all parts of what the caller promises; the panels before the one at i are full, so it starts at i·k.
+        unsafe {
+            if !self.k_contiguous {
+                return T::pack_along(self.src.add(p0 * self.ld + i0), self.ld, count, k, panel, lanes, dst);
+            }
+            for i in (0..count).step_by(panel) {
+                let rows = panel.min(count - i);
+                let src = self.src.add((i0 + i) * self.ld + p0);
+                T::pack_across(src, self.ld, rows, k, rows.next_multiple_of(lanes), dst.add(i * k));
             }
         }
     }
@@ -75,13 +82,13 @@ unsafe impl Sync for Finish {}
 
 impl Finish {
     /// The same for the columns from `j` on.
-    pub(crate) fn from_column(self, j: usize) -> Finish {
+    pub(crate) fn at_column(self, j: usize) -> Finish {
         Finish { bias: if self.bias.is_null() { self.bias } else { self.bias.wrapping_add(j) }, ..self }
     }
 
     /// # Safety
     /// `c` has `m` rows of `n` elements at stride `ldc`; the bias, if any, has `n`.
-    unsafe fn apply(&self, c: *mut f32, ldc: usize, m: usize, n: usize) {
+    pub(crate) unsafe fn apply(&self, c: *mut f32, ldc: usize, m: usize, n: usize) {
         for i in 0..m {
             // SAFETY: the caller's promise.
             let (row, bias) = unsafe {
@@ -124,7 +131,7 @@ pub(crate) unsafe fn multiply<T: Tile>(
                 let tile = c.add(i * ldc + j);
                 T::multiply(mr, nr, k, a.add(i * k), b.add(j * k), tile, ldc, from_c);
                 if let Some(f) = finish {
-                    f.from_column(j).apply(tile, ldc, mr, nr);
+                    f.at_column(j).apply(tile, ldc, mr, nr);
                 }
             }
         }

@@ -23,8 +23,12 @@ pub struct Blocking {
     pub mc: usize,
     /// Values of B that are packed at once, for all threads.
     pub stretch: usize,
-    /// Largest number of rows that counts as narrow.
+    /// Rows up to which a product is always narrow.
     pub narrow: usize,
+    /// Rows up to which it is narrow if A has no more than `narrow_values` values and there are columns for every thread.
+    pub narrow_rows: usize,
+    /// See `narrow_rows`: A passes by once for each panel of B, so it should stay in the second- or third-level cache.
+    pub narrow_values: usize,
     /// Steps of k in a panel of a narrow product.
     pub narrow_kc: usize,
 }
@@ -32,11 +36,24 @@ pub struct Blocking {
 impl Blocking {
     /// The sizes that measured best for an instruction set (docs/performance-notes.md, section GEMM).
     pub fn best(isa: Isa) -> Blocking {
+        let other = Blocking {
+            kc: 256,
+            mc: 144,
+            stretch: 1 << 20,
+            narrow: 64,
+            narrow_rows: 512,
+            narrow_values: 1 << 20,
+            narrow_kc: 512,
+        };
         match isa {
-            Isa::Avx512 => Blocking { kc: 384, mc: 192, stretch: 1 << 21, narrow: 64, narrow_kc: 256 },
-            Isa::Avx2 => Blocking { kc: 256, mc: 144, stretch: 1 << 20, narrow: 64, narrow_kc: 256 },
-            Isa::Portable => Blocking { kc: 256, mc: 128, stretch: 1 << 20, narrow: 64, narrow_kc: 256 },
+            Isa::Avx512 => Blocking { kc: 768, mc: 96, narrow_kc: 1024, ..other },
+            Isa::Avx2 | Isa::Portable => other,
         }
+    }
+
+    fn is_narrow<T: Tile>(&self, p: &Product, threads: usize) -> bool {
+        p.m <= self.narrow
+            || (p.m <= self.narrow_rows && p.m * p.k <= self.narrow_values && p.n.div_ceil(T::NR) >= 4 * threads)
     }
 }
 
@@ -74,8 +91,17 @@ pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) {
 /// As [`run`]; the processor has the instruction set of `T`.
 unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
     // SAFETY: the caller's promise.
-    unsafe { if p.m <= by.narrow { narrow::<T>(dev, p, by) } else { wide::<T>(dev, p, by) } }
+    unsafe {
+        match p.b.along_k() {
+            Some(ldb) if p.m <= T::STREAM_ROWS => stream::<T>(dev, p, ldb),
+            _ if by.is_narrow::<T>(p, dev.team().threads()) => narrow::<T>(dev, p, by),
+            _ => wide::<T>(dev, p, by),
+        }
+    }
 }
+
+/// Panels of B that one task packs: enough for long reads along its memory rows, few enough for several tasks.
+const PACK_PANELS: usize = 4;
 
 /// The number of equal pieces, no longer than `most`, that `len` falls into, and their length rounded up to `unit`.
 fn even(len: usize, most: usize, unit: usize) -> usize {
@@ -86,7 +112,7 @@ fn even(len: usize, most: usize, unit: usize) -> usize {
 /// As [`run_tile`].
 unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
     let kc = even(p.k, by.kc, 16);
-    let k_stretch = even(p.k, (by.stretch / p.n.min(4 * T::NR)).max(kc).min(8 * kc), kc);
+    let k_stretch = even(p.k, (by.stretch / p.n).clamp(kc, 8 * kc) / kc * kc, kc);
     let nc = even(p.n, (by.stretch / k_stretch).max(T::NR), T::NR);
     let threads = dev.team().threads();
     let blocks = p.m.div_ceil(by.mc).next_multiple_of(threads);
@@ -98,14 +124,15 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
         let n_padded = n.next_multiple_of(T::LANES);
         for k0 in (0..p.k).step_by(k_stretch) {
             let depth = k_stretch.min(p.k - k0);
-            let panels = n.div_ceil(T::NR);
-            dev.team().run(depth.div_ceil(kc) * panels, &|task, _| {
-                let (p0, j) = (task / panels * kc, task % panels * T::NR);
+            let group = PACK_PANELS * T::NR;
+            let groups = n.div_ceil(group);
+            dev.team().run(depth.div_ceil(kc) * groups, &|task, _| {
+                let (p0, j) = (task / groups * kc, task % groups * group);
                 let k = kc.min(depth - p0);
-                // SAFETY: a panel inside B; each task writes its own panel of the stretch, which holds depth × n_padded.
+                // SAFETY: panels inside B; each task writes its own panels of the stretch, which holds depth × n_padded.
                 unsafe {
                     let dst = packed.get().add(p0 * n_padded + j * k);
-                    p.b.pack::<T>((j0 + j, T::NR.min(n - j)), (k0 + p0, k), (T::NR, T::LANES), dst);
+                    p.b.pack::<T>((j0 + j, group.min(n - j)), (k0 + p0, k), (T::NR, T::LANES), dst);
                 }
             });
             dev.team().run(p.m.div_ceil(mc), &|task, worker| {
@@ -125,7 +152,7 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
                             p.c.get().add(i * p.n + j0),
                             p.n,
                             p.from_c || k0 + p0 > 0,
-                            p.finish.filter(|_| last).map(|f| f.from_column(j0)),
+                            p.finish.filter(|_| last).map(|f| f.at_column(j0)),
                         );
                     }
                 }
@@ -172,9 +199,31 @@ unsafe fn narrow<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
                         p.c.get().add(j),
                         p.n,
                         p.from_c || p0 > 0,
-                        p.finish.filter(|_| last).map(|f| f.from_column(j)),
+                        p.finish.filter(|_| last).map(|f| f.at_column(j)),
                     );
                 }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// As [`run_tile`]; M is at most STREAM_ROWS, and B lies along k with stride `ldb`.
+unsafe fn stream<T: Tile>(dev: &Device, p: &Product, ldb: usize) {
+    let mut packed = dev.scratch().packed().take(p.m * p.k);
+    let a = SendPtr(packed.as_mut_ptr());
+    // SAFETY: all of A, at most STREAM_ROWS ≤ MR rows, as one panel.
+    unsafe { p.a.pack::<T>((0, p.m), (0, p.k), (T::MR, 1), a.get()) };
+    let piece = p.n.div_ceil(8 * dev.team().threads()).next_multiple_of(T::NR);
+    dev.team().run(p.n.div_ceil(piece), &|task, _| {
+        let j = task * piece;
+        let n = piece.min(p.n - j);
+        // SAFETY: columns j..j+n of C belong to this task alone.
+        unsafe {
+            let c = p.c.get().add(j);
+            T::stream((p.m, n, p.k), a.get(), p.b.row(j), ldb, c, p.n, p.from_c);
+            if let Some(f) = p.finish {
+                f.at_column(j).apply(c, p.n, p.m, n);
             }
         }
     });

@@ -65,7 +65,7 @@ const SIZES: [usize; 20] = [0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 47, 
 
 /// Cuts so small that tests cross every one of them.
 fn tiny(narrow: usize) -> Blocking {
-    Blocking { kc: 24, mc: 16, stretch: 2000, narrow, narrow_kc: 17 }
+    Blocking { kc: 24, mc: 16, stretch: 2000, narrow, narrow_rows: 0, narrow_values: 0, narrow_kc: 17 }
 }
 
 proptest! {

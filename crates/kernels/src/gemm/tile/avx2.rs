@@ -49,9 +49,9 @@ impl Tile for Avx2 {
         }
     }
 
-    unsafe fn pack_along(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
+    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
         // SAFETY: the caller's promise.
-        unsafe { along(src, ld, rows, k, width, dst) }
+        unsafe { along(src, ld, count, k, panel, lanes, dst) }
     }
 }
 
@@ -175,29 +175,32 @@ unsafe fn across_any(src: Src, ld: usize, rows: usize, k: usize, width: usize, d
 /// # Safety
 /// As [`Tile::pack_along`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn along(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
+unsafe fn along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
     for p in 0..k {
-        let mut i = 0;
-        // SAFETY: whole vectors only while they lie inside the row and the panel; the rest one by one.
-        unsafe {
-            let row = dst.add(p * width);
-            while i + 8 <= rows {
-                let v = match src {
-                    Src::F32(x) => _mm256_loadu_ps(x.add(p * ld + i)),
-                    Src::Bf16(x) => {
-                        let h = _mm_loadu_si128(x.add(p * ld + i).cast());
-                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(h)))
-                    }
-                };
-                _mm256_storeu_ps(row.add(i), v);
-                i += 8;
-            }
-            for i in i..width {
-                *row.add(i) = match src {
-                    _ if i >= rows => 0.0,
-                    Src::F32(x) => *x.add(p * ld + i),
-                    Src::Bf16(x) => (*x.add(p * ld + i)).to_f32(),
-                };
+        for i in (0..count).step_by(panel) {
+            let rows = panel.min(count - i);
+            let width = rows.next_multiple_of(lanes);
+            // SAFETY: this step of one panel; masks keep loads inside the row and stores inside the step.
+            unsafe {
+                let (src, out) = (src.add(p * ld + i), dst.add(i * k + p * width));
+                for c in (0..width).step_by(8) {
+                    let have = rows.saturating_sub(c).min(8);
+                    let v = match src {
+                        Src::F32(x) => _mm256_maskload_ps(x.wrapping_add(c), lane_mask(have)),
+                        Src::Bf16(x) if have == 8 => {
+                            let h = _mm_loadu_si128(x.add(c).cast());
+                            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(h)))
+                        }
+                        Src::Bf16(x) => {
+                            let mut v = [0f32; 8];
+                            for (q, v) in v.iter_mut().enumerate().take(have) {
+                                *v = (*x.add(c + q)).to_f32();
+                            }
+                            _mm256_loadu_ps(v.as_ptr())
+                        }
+                    };
+                    _mm256_maskstore_ps(out.add(c), lane_mask((width - c).min(8)), v);
+                }
             }
         }
     }

@@ -18,6 +18,22 @@ pub(crate) enum Src {
     Bf16(*const bf16),
 }
 
+impl Src {
+    /// The place `n` elements on.
+    ///
+    /// # Safety
+    /// It lies in the same slice, or one past its end.
+    pub(crate) unsafe fn add(self, n: usize) -> Src {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Src::F32(x) => Src::F32(x.add(n)),
+                Src::Bf16(x) => Src::Bf16(x.add(n)),
+            }
+        }
+    }
+}
+
 /// The work of one instruction set.
 pub(crate) trait Tile {
     /// Rows of a full A panel.
@@ -45,6 +61,25 @@ pub(crate) trait Tile {
         from_c: bool,
     );
 
+    /// The most rows of A that [`Tile::stream`] takes; 0 where there is no such path.
+    const STREAM_ROWS: usize = 0;
+
+    /// C[m, n] = (C or 0) + A·B with B straight from memory, stored along k: column j at j·`ldb`. `a` is one panel of width m.
+    ///
+    /// # Safety
+    /// 1 ≤ m ≤ STREAM_ROWS; the panel holds k steps, B has n rows of k; `c` as in [`Tile::multiply`].
+    unsafe fn stream(
+        (_m, _n, _k): (usize, usize, usize),
+        _a: *const f32,
+        _b: Src,
+        _ldb: usize,
+        _c: *mut f32,
+        _ldc: usize,
+        _from_c: bool,
+    ) {
+        unreachable!("STREAM_ROWS is 0")
+    }
+
     /// `dst[p·width + i] = src[i·ld + p]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
     /// along k.
     ///
@@ -52,10 +87,12 @@ pub(crate) trait Tile {
     /// The source covers `rows` rows of `k` elements, `dst` takes `width`·`k`; the processor has the instruction set.
     unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32);
 
-    /// `dst[p·width + i] = src[p·ld + i]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
-    /// across the panel.
+    /// Packs a whole block whose memory rows run across the panels: for each panel starting at column i,
+    /// `dst[i·k + p·width + c] = src[p·ld + i + c]`, zero from `count` on. Panels are `panel` wide, the last one `count` % `panel`
+    /// rounded up to `lanes`. All panels at once, because the memory rows then are read in long pieces.
     ///
     /// # Safety
-    /// The source covers `k` rows of `rows` elements, `dst` takes `width`·`k`; the processor has the instruction set.
-    unsafe fn pack_along(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32);
+    /// The source covers `k` rows of `count` elements, `dst` takes `count` rounded up to `lanes`, times `k`; the processor has
+    /// the instruction set.
+    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32);
 }

@@ -40,9 +40,12 @@ impl Tile for Portable {
         unsafe { pack(src, ld, 1, rows, k, width, dst) }
     }
 
-    unsafe fn pack_along(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
-        // SAFETY: the caller's promise.
-        unsafe { pack(src, 1, ld, rows, k, width, dst) }
+    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
+        for i in (0..count).step_by(panel) {
+            let rows = panel.min(count - i);
+            // SAFETY: a panel of the block that the caller promises.
+            unsafe { pack(src.add(i), 1, ld, rows, k, rows.next_multiple_of(lanes), dst.add(i * k)) }
+        }
     }
 }
 
