@@ -97,6 +97,8 @@ pub(crate) fn apply(entries: &mut Vec<Entry>, change: &Override) -> Result<Strin
         (Some(path), value) => {
             let mut node = match entries.iter().position(|e| e.key == top) {
                 Some(i) => entries.remove(i).value,
+                // Nothing to take out of a map that is not there.
+                None if value.is_none() => return Ok(top.into()),
                 None => Node { value: Value::Map(vec![]), line: 0, col: 0 },
             };
             set_path(&mut node, path, value.as_ref(), &change.key)?;
@@ -142,4 +144,36 @@ fn set_path(node: &mut Node, path: &str, value: Option<&Node>, full_key: &str) -
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overridden(file: &str, args: &[&str]) -> serde_json::Value {
+        let mut root = Document::parse(file, "t").unwrap().root;
+        let Value::Map(entries) = &mut root.value else { panic!("not a map") };
+        for change in parse_overrides(args).unwrap() {
+            apply(entries, &change).unwrap();
+        }
+        root.to_json()
+    }
+
+    #[test]
+    fn dots_reach_into_maps() {
+        let file = "model: {hidden_size: 8, rope: {theta: 1e4}}\n";
+        let args = ["model.hidden_size=64", "--model.rope.type", "yarn", "model.rope.theta=", "plan.a.b=1", "mesh.tp="];
+        let expected =
+            serde_json::json!({"model": {"hidden_size": 64, "rope": {"type": "yarn"}}, "plan": {"a": {"b": 1}}});
+        assert_eq!(overridden(file, &args), expected);
+    }
+
+    #[test]
+    fn values_are_yaml_where_they_can_be() {
+        let args = ["a=[1, x]", "--b", "-1", "c=say: this", "d='1'", "--e", "f=https://x/y#z", "g-h=null"];
+        let expected = serde_json::json!({
+            "a": [1, "x"], "b": -1, "c": "say: this", "d": "1", "e": true, "f": "https://x/y#z", "g_h": null
+        });
+        assert_eq!(overridden("", &args), expected);
+    }
 }
