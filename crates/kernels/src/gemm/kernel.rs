@@ -1,13 +1,12 @@
 //! Threads: how a product is cut into tasks.
 //!
 //! *Wide* products (many rows): a stretch of B is packed once by all threads, then blocks of rows are the tasks; each packs its
-//! own rows of A and walks the whole stretch. *Narrow* ones (few rows, as in decoding): A is packed once, then groups of
-//! columns are the tasks; each packs one panel of B at a time into the first-level cache and uses it at once, so that B, the
-//! weights, streams from memory exactly once.
+//! own rows of A and walks the whole stretch. *Narrow* ones (few rows, as in decoding): see [`narrow`](super::narrow).
 //!
 //! No cut is visible in the result: every element is one chain over k, and where k is cut, the chain goes on from C.
 
 use super::block::{Finish, Operand, multiply};
+use super::narrow;
 use super::tile::{Tile, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{avx2::Avx2, avx512::Avx512};
@@ -51,9 +50,9 @@ impl Blocking {
         }
     }
 
-    fn is_narrow<T: Tile>(&self, p: &Product, threads: usize) -> bool {
-        p.m <= self.narrow
-            || (p.m <= self.narrow_rows && p.m * p.k <= self.narrow_values && p.n.div_ceil(T::NR) >= 4 * threads)
+    /// Whether a product of these sizes is narrow; `columns`: it has columns for every thread.
+    pub(super) fn is_narrow(&self, m: usize, k: usize, columns: bool) -> bool {
+        m <= self.narrow || (columns && m <= self.narrow_rows && m * k <= self.narrow_values)
     }
 }
 
@@ -90,12 +89,41 @@ pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) {
 /// # Safety
 /// As [`run`]; the processor has the instruction set of `T`.
 unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+    let threads = dev.team().threads();
     // SAFETY: the caller's promise.
     unsafe {
-        match p.b.along_k() {
-            Some(ldb) if p.m <= T::STREAM_ROWS => stream::<T>(dev, p, ldb),
-            _ if by.is_narrow::<T>(p, dev.team().threads()) => narrow::<T>(dev, p, by),
-            _ => wide::<T>(dev, p, by),
+        if by.is_narrow(p.m, p.k, p.n.div_ceil(T::NR) >= 4 * threads) {
+            narrow::run::<T>(dev, &[0, p.m], &|_| *p, by);
+        } else {
+            wide::<T>(dev, p, by);
+        }
+    }
+}
+
+/// Runs products that differ in M, A's rows, B and C: `group(g)` has the rows `offsets[g]..offsets[g + 1]`.
+///
+/// # Safety
+/// As [`run`] for each group.
+pub(crate) unsafe fn run_groups(
+    dev: &Device,
+    offsets: &[usize],
+    group: &(dyn Fn(usize) -> Product + Sync),
+    by: &Blocking,
+) {
+    // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
+    unsafe {
+        match dev.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => narrow::run::<Avx512>(dev, offsets, group, by),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => narrow::run::<Avx2>(dev, offsets, group, by),
+            _ => narrow::run::<Portable>(dev, offsets, group, by),
+        }
+        for g in 0..offsets.len().saturating_sub(1) {
+            let p = group(g);
+            if p.m > 0 && !by.is_narrow(p.m, p.k, true) {
+                run(dev, &p, by);
+            }
         }
     }
 }
@@ -104,7 +132,7 @@ unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
 const PACK_PANELS: usize = 4;
 
 /// The number of equal pieces, no longer than `most`, that `len` falls into, and their length rounded up to `unit`.
-fn even(len: usize, most: usize, unit: usize) -> usize {
+pub(super) fn even(len: usize, most: usize, unit: usize) -> usize {
     len.div_ceil(len.div_ceil(most.max(1))).next_multiple_of(unit)
 }
 
@@ -159,72 +187,4 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
             });
         }
     }
-}
-
-/// # Safety
-/// As [`run_tile`].
-unsafe fn narrow<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
-    let kc = even(p.k, by.narrow_kc, 16);
-    let mut packed = dev.scratch().packed().take(p.m * p.k);
-    let a = SendPtr(packed.as_mut_ptr());
-    // SAFETY: k-blocks of A inside the buffer, each written by one task.
-    let pack_a = |task: usize| unsafe {
-        let p0 = task * kc;
-        p.a.pack::<T>((0, p.m), (p0, kc.min(p.k - p0)), (T::MR, 1), a.get().add(p0 * p.m));
-    };
-    let blocks = p.k.div_ceil(kc);
-    if p.m * p.k < 1 << 16 {
-        (0..blocks).for_each(pack_a);
-    } else {
-        dev.team().run(blocks, &|task, _| pack_a(task));
-    }
-    let panels = p.n.div_ceil(T::NR);
-    let per_task = panels.div_ceil(8 * dev.team().threads());
-    dev.team().run(panels.div_ceil(per_task), &|task, worker| {
-        let mut space = dev.scratch().worker(worker).take(kc * T::NR.next_multiple_of(T::LANES));
-        let b = space.as_mut_ptr();
-        for panel in task * per_task..panels.min((task + 1) * per_task) {
-            let j = panel * T::NR;
-            let n = T::NR.min(p.n - j);
-            for p0 in (0..p.k).step_by(kc) {
-                let k = kc.min(p.k - p0);
-                let last = p0 + k == p.k;
-                // SAFETY: columns j..j+n of C belong to this task alone; `b` holds a panel of kc steps; A was packed before.
-                unsafe {
-                    p.b.pack::<T>((j, n), (p0, k), (T::NR, T::LANES), b);
-                    multiply::<T>(
-                        (p.m, n, k),
-                        a.get().add(p0 * p.m),
-                        b,
-                        p.c.get().add(j),
-                        p.n,
-                        p.from_c || p0 > 0,
-                        p.finish.filter(|_| last).map(|f| f.at_column(j)),
-                    );
-                }
-            }
-        }
-    });
-}
-
-/// # Safety
-/// As [`run_tile`]; M is at most STREAM_ROWS, and B lies along k with stride `ldb`.
-unsafe fn stream<T: Tile>(dev: &Device, p: &Product, ldb: usize) {
-    let mut packed = dev.scratch().packed().take(p.m * p.k);
-    let a = SendPtr(packed.as_mut_ptr());
-    // SAFETY: all of A, at most STREAM_ROWS ≤ MR rows, as one panel.
-    unsafe { p.a.pack::<T>((0, p.m), (0, p.k), (T::MR, 1), a.get()) };
-    let piece = p.n.div_ceil(8 * dev.team().threads()).next_multiple_of(T::NR);
-    dev.team().run(p.n.div_ceil(piece), &|task, _| {
-        let j = task * piece;
-        let n = piece.min(p.n - j);
-        // SAFETY: columns j..j+n of C belong to this task alone.
-        unsafe {
-            let c = p.c.get().add(j);
-            T::stream((p.m, n, p.k), a.get(), p.b.row(j), ldb, c, p.n, p.from_c);
-            if let Some(f) = p.finish {
-                f.at_column(j).apply(c, p.n, p.m, n);
-            }
-        }
-    });
 }

@@ -5,13 +5,16 @@
 //! takes the chain up from C.
 
 mod block;
+mod grouped;
 mod kernel;
+mod narrow;
 pub mod plain;
 #[cfg(test)]
 mod tests;
 mod tile;
 
 use self::block::{Finish, Operand};
+pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
 use self::kernel::{Product, run};
 use crate::error::{bad_shape, check_len};

@@ -162,6 +162,39 @@ fn close_to_the_f64_reference() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn groups_give_the_bits_of_single_products(
+        sizes in prop::collection::vec(prop::sample::select(&[0usize, 0, 1, 2, 8, 9, 40, 70][..]), 0..6),
+        (n, k) in (prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..])),
+        (b_trans, half, accumulate, small) in any::<(bool, bool, bool, bool)>(),
+        threads in prop::sample::select(&[1usize, 2, 3, 5][..]),
+        seed in any::<u64>(),
+    ) {
+        let offsets: Vec<usize> = std::iter::once(0).chain(sizes.iter().scan(0, |t, s| { *t += s; Some(*t) })).collect();
+        let rows = *offsets.last().unwrap();
+        let a = Stored::new(seed, rows * k, half);
+        let stored: Vec<Stored> = (0..sizes.len()).map(|i| Stored::new(seed ^ i as u64, k * n, !half)).collect();
+        let b: Vec<Mat<'_>> = stored.iter().map(Stored::mat).collect();
+        let g = Grouped { n, k, a: a.mat(), offsets: &offsets, b: &b, b_trans, accumulate };
+        let c0 = values(seed ^ 9, rows * n);
+        for isa in Isa::available() {
+            let dev = Device::with_isa(isa, threads).unwrap();
+            let (mut got, mut want) = (c0.clone(), c0.clone());
+            let by = if small { tiny(30) } else { Blocking::best(isa) };
+            grouped::grouped_blocked(&dev, &g, &mut got, &by).unwrap();
+            for i in 0..sizes.len() {
+                let (from, to) = (offsets[i], offsets[i + 1]);
+                let one = Gemm { b_trans, ..Gemm::nn(to - from, n, k, a.mat().slice(from * k..to * k), b[i]) };
+                gemm(&dev, &one.accumulate(accumulate), &mut want[from * n..to * n]).unwrap();
+            }
+            prop_assert_eq!(bits(&got), bits(&want), "{}", isa);
+        }
+    }
+}
+
 #[test]
 fn wrong_lengths_are_refused_and_nothing_is_written() {
     let dev = Device::new(2);
@@ -176,6 +209,11 @@ fn wrong_lengths_are_refused_and_nothing_is_written() {
         Gemm::nt(usize::MAX, 2, 3, (&a).into(), (&b).into()),
     ] {
         assert!(gemm(&dev, &g, &mut c).is_err(), "{g:?}");
+    }
+    let groups = [Mat::from(&b), Mat::from(&b)];
+    for offsets in [&[0, 2][..], &[0, 2, 1], &[1, 1, 2], &[0, 1, 3], &[0, 1, usize::MAX], &[]] {
+        let g = Grouped { n: 2, k: 3, a: (&a).into(), offsets, b: &groups, b_trans: true, accumulate: false };
+        assert!(grouped(&dev, &g, &mut c).is_err(), "{offsets:?}");
     }
     assert_eq!(c, [9.0; 4]);
 }

@@ -1,0 +1,76 @@
+//! One product for ragged groups of rows, each with its own B: the experts of a mixture, the adapters of a batch.
+
+use super::block::Operand;
+use super::kernel::{Blocking, Product, run_groups};
+use crate::error::{bad_shape, check_len};
+use crate::team::SendPtr;
+use crate::{Device, Mat, Result};
+
+/// C[rows of g, N] = A[rows of g, K] · op(B[g]) for every group g.
+#[derive(Clone, Copy, Debug)]
+pub struct Grouped<'a> {
+    /// Columns of C.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// A, stored T × K, the rows of a group one after another.
+    pub a: Mat<'a>,
+    /// Where each group's rows start, and the end: G + 1 values, from 0 to T, none below the one before. Groups may be empty.
+    pub offsets: &'a [usize],
+    /// One B a group, stored K × N, or N × K when `b_trans`.
+    pub b: &'a [Mat<'a>],
+    /// Whether each B is stored transposed.
+    pub b_trans: bool,
+    /// Start the sums from C instead of zero.
+    pub accumulate: bool,
+}
+
+/// Runs the products of all groups; C is T × N.
+///
+/// The bits are those of one [`gemm`](super::gemm) for each group. Groups of few rows share the threads, so that many small ones
+/// cost no more than one large one.
+///
+/// # Errors
+/// If a slice's length is not what the sizes ask for, or the offsets do not rise from 0.
+pub fn grouped(dev: &Device, g: &Grouped<'_>, c: &mut [f32]) -> Result<()> {
+    grouped_blocked(dev, g, c, &Blocking::best(dev.isa()))
+}
+
+pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: &Blocking) -> Result<()> {
+    check_len("grouped gemm", "offsets", g.offsets.len(), g.b.len() + 1)?;
+    if g.offsets[0] != 0 || g.offsets.windows(2).any(|w| w[0] > w[1]) {
+        return bad_shape("grouped gemm", format!("the offsets {:?} must rise from 0", g.offsets));
+    }
+    let rows = g.offsets[g.b.len()];
+    check_len("grouped gemm", "A", g.a.len(), rows.saturating_mul(g.k))?;
+    check_len("grouped gemm", "C", c.len(), rows.saturating_mul(g.n))?;
+    for b in g.b {
+        check_len("grouped gemm", "B of a group", b.len(), g.k.saturating_mul(g.n))?;
+    }
+    if rows == 0 || g.n == 0 {
+        return Ok(());
+    }
+    if g.k == 0 {
+        if !g.accumulate {
+            c.fill(0.0);
+        }
+        return Ok(());
+    }
+    let c = SendPtr(c.as_mut_ptr());
+    let product = |i: usize| {
+        let rows = g.offsets[i]..g.offsets[i + 1];
+        Product {
+            m: rows.len(),
+            n: g.n,
+            k: g.k,
+            a: Operand::new(&g.a.slice(rows.start * g.k..rows.end * g.k), g.k, true),
+            b: Operand::new(&g.b[i], if g.b_trans { g.k } else { g.n }, g.b_trans),
+            c: SendPtr(c.get().wrapping_add(rows.start * g.n)),
+            from_c: g.accumulate,
+            finish: None,
+        }
+    };
+    // SAFETY: lengths were checked above, the groups' rows do not overlap, and C is borrowed mutably.
+    unsafe { run_groups(dev, g.offsets, &product, by) };
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Threads, for products of few rows and for many such products at once (ragged groups).
+//!
+//! A is packed once, then pieces of columns are the tasks. Each packs one panel of B at a time into a near cache and uses it at
+//! once for all rows, or lets B run straight through the registers: B, the weights, streams from memory exactly once.
+
+use super::block::multiply;
+use super::kernel::{Blocking, Product, even};
+use super::tile::Tile;
+use crate::Device;
+use crate::team::SendPtr;
+
+/// Runs the narrow ones among the products `group(g)`, which have the rows `offsets[g]..offsets[g + 1]` of one A.
+///
+/// # Safety
+/// As [`run`](super::kernel::run) for each group; the processor has the instruction set of `T`.
+pub(super) unsafe fn run<T: Tile>(
+    dev: &Device,
+    offsets: &[usize],
+    group: &(dyn Fn(usize) -> Product + Sync),
+    by: &Blocking,
+) {
+    let groups = offsets.len().saturating_sub(1);
+    if groups == 0 || offsets[groups] == offsets[0] {
+        return;
+    }
+    // The groups differ in M only.
+    let Product { n, k, .. } = group(0);
+    let kc = even(k, by.narrow_kc, 16);
+    let narrow = |g: usize| {
+        let m = offsets[g + 1] - offsets[g];
+        m > 0 && by.is_narrow(m, k, true)
+    };
+    let rows = offsets[groups] - offsets[0];
+    let mut packed = dev.scratch().packed().take(rows * k);
+    let base = SendPtr(packed.as_mut_ptr());
+    let a = |g: usize| base.get().wrapping_add((offsets[g] - offsets[0]) * k);
+
+    let blocks = k.div_ceil(kc);
+    let pack = |task: usize| {
+        let (g, p0) = (task / blocks, task % blocks * kc);
+        if narrow(g) {
+            let p = group(g);
+            // SAFETY: a block of k of the group's rows, packed into its own place by this task alone.
+            unsafe { p.a.pack::<T>((0, p.m), (p0, kc.min(k - p0)), (T::MR, 1), a(g).add(p0 * p.m)) };
+        }
+    };
+    if rows * k < SMALL {
+        (0..groups * blocks).for_each(pack);
+    } else {
+        dev.team().run(groups * blocks, &|task, _| pack(task));
+    }
+
+    let panels = n.div_ceil(T::NR);
+    let piece = panels.div_ceil(8 * dev.team().threads());
+    let pieces = panels.div_ceil(piece);
+    dev.team().run(groups * pieces, &|task, worker| {
+        let (g, first) = (task / pieces, task % pieces * piece);
+        if !narrow(g) {
+            return;
+        }
+        let p = group(g);
+        let columns = first * T::NR..n.min((first + piece) * T::NR);
+        // SAFETY: these columns of the group's rows of C belong to this task alone; its rows of A were packed before.
+        unsafe {
+            match p.b.along_k() {
+                Some(ldb) if p.m <= T::STREAM_ROWS => stream::<T>(&p, a(g), ldb, columns),
+                _ => panel_by_panel::<T>(dev, &p, a(g), kc, columns, worker),
+            }
+        }
+    });
+}
+
+/// Values of A up to which packing is not worth waking the team.
+const SMALL: usize = 1 << 16;
+
+/// # Safety
+/// `a` is all of A, packed in blocks of `kc`; nobody else touches the columns of C; `worker` is this thread's.
+unsafe fn panel_by_panel<T: Tile>(
+    dev: &Device,
+    p: &Product,
+    a: *const f32,
+    kc: usize,
+    columns: std::ops::Range<usize>,
+    worker: usize,
+) {
+    let mut space = dev.scratch().worker(worker).take(kc * T::NR.next_multiple_of(T::LANES));
+    let b = space.as_mut_ptr();
+    for j in columns.clone().step_by(T::NR) {
+        let n = T::NR.min(columns.end - j);
+        for p0 in (0..p.k).step_by(kc) {
+            let k = kc.min(p.k - p0);
+            let finish = p.finish.filter(|_| p0 + k == p.k).map(|f| f.at_column(j));
+            // SAFETY: columns j..j+n; `b` holds a panel of kc steps.
+            unsafe {
+                p.b.pack::<T>((j, n), (p0, k), (T::NR, T::LANES), b);
+                let c = p.c.get().add(j);
+                multiply::<T>((p.m, n, k), a.add(p0 * p.m), b, c, p.n, p.from_c || p0 > 0, finish);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`panel_by_panel`]; M is at most T::STREAM_ROWS, and B lies along k with stride `ldb`.
+unsafe fn stream<T: Tile>(p: &Product, a: *const f32, ldb: usize, columns: std::ops::Range<usize>) {
+    let (j, n) = (columns.start, columns.len());
+    // SAFETY: the caller's promise. One panel of m ≤ MR rows lies the same in memory however k was cut for packing it.
+    unsafe {
+        let c = p.c.get().add(j);
+        T::stream((p.m, n, p.k), a, p.b.row(j), ldb, c, p.n, p.from_c);
+        if let Some(f) = p.finish {
+            f.at_column(j).apply(c, p.n, p.m, n);
+        }
+    }
+}
