@@ -16,6 +16,38 @@ pub struct Cli {
 /// The verbs.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Train a model as a configuration file says.
+    #[command(after_help = "Example: phalanx train examples/lora.yaml learning_rate=1e-4 output_dir=out")]
+    Train(Configured),
+    /// Loss and perplexity of a model on evaluation data.
+    Eval(Configured),
+    /// Write a trained model (adapters merged) as a Hugging Face folder.
+    #[command(
+        after_help = "Example: phalanx export model_name_or_path=base adapter_name_or_path=out export_dir=merged"
+    )]
+    Export(Configured),
+    /// Generate from prompts.
+    Generate(Generate),
+    /// Talk to a model.
+    Chat(Chat),
+    /// Make a model folder from a file of another program.
+    Import {
+        /// What kind of file.
+        #[command(subcommand)]
+        what: Import,
+    },
+    /// Look at training data.
+    Data {
+        /// What to do.
+        #[command(subcommand)]
+        what: Data,
+    },
+    /// Look at the plan of a configuration.
+    Plan {
+        /// What to do.
+        #[command(subcommand)]
+        what: Plan,
+    },
     /// Compare with golden numbers.
     Verify {
         /// What to compare.
@@ -37,6 +69,180 @@ pub enum Command {
         #[arg(long)]
         threads: Option<usize>,
     },
+}
+
+/// A configuration file and overrides.
+#[derive(Args, Debug)]
+pub struct Configured {
+    /// [CONFIG.yaml] [key=value]... [--json] [--plain]: a LlamaFactory-like YAML file, then keys that override it. `--json` prints JSON
+    /// lines on standard output, `--plain` lines instead of a progress bar.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true,
+        value_name = "CONFIG.yaml | key=value | --json"
+    )]
+    pub args: Vec<String>,
+}
+
+/// How tokens are chosen; what is left out comes from the model's generation_config.json.
+#[derive(Args, Debug)]
+pub struct Sampling {
+    /// Most tokens to generate.
+    #[arg(long)]
+    pub max_new_tokens: Option<usize>,
+    /// Always the likeliest token.
+    #[arg(long)]
+    pub greedy: bool,
+    /// Above 1 flattens, below 1 sharpens; 0 is greedy.
+    #[arg(long)]
+    pub temperature: Option<f64>,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    #[arg(long)]
+    pub top_k: Option<usize>,
+    /// Keep the likeliest tokens that make up this share.
+    #[arg(long)]
+    pub top_p: Option<f64>,
+    /// Keep tokens at least this likely, as a share of the likeliest.
+    #[arg(long)]
+    pub min_p: Option<f64>,
+    /// Divide the logits of tokens already seen; 1 is off.
+    #[arg(long)]
+    pub repetition_penalty: Option<f64>,
+    /// Texts that end an answer.
+    #[arg(long)]
+    pub stop: Vec<String>,
+    /// Seed of the sampling.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// Which model, and how it is held.
+#[derive(Args, Debug)]
+pub struct ModelChoice {
+    /// A model folder, or a configuration file that names one.
+    pub model: PathBuf,
+    /// PEFT adapter folder.
+    #[arg(long)]
+    pub adapter: Vec<PathBuf>,
+    /// Type of the weights in memory; that of the files if left out.
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
+    /// Threads; all cores if left out.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// A built-in chat template instead of the model's own.
+    #[arg(long)]
+    pub template: Option<String>,
+}
+
+/// Options of `generate`.
+#[derive(Args, Debug)]
+pub struct Generate {
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelChoice,
+    /// A prompt; several are generated together.
+    #[arg(long, short)]
+    pub prompt: Vec<String>,
+    /// A file with one prompt a line.
+    #[arg(long)]
+    pub prompt_file: Option<PathBuf>,
+    /// Put each prompt into the chat template as a user's message.
+    #[arg(long)]
+    pub chat: bool,
+    /// System message, with --chat.
+    #[arg(long, requires = "chat")]
+    pub system: Option<String>,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: Sampling,
+    /// Sequences under way at once.
+    #[arg(long, default_value_t = 16)]
+    pub max_batch: usize,
+    /// One JSON line a prompt: text, token ids, log-probabilities, finish reason.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `chat`.
+#[derive(Args, Debug)]
+pub struct Chat {
+    /// Which model.
+    #[command(flatten)]
+    pub model: ModelChoice,
+    /// System message.
+    #[arg(long)]
+    pub system: Option<String>,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// What `import` reads.
+#[derive(Subcommand, Debug)]
+pub enum Import {
+    /// A GGUF file (F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K).
+    Gguf {
+        /// The file.
+        file: PathBuf,
+        /// The folder to write.
+        out: PathBuf,
+        /// How it is written.
+        #[command(flatten)]
+        options: ImportOptions,
+    },
+    /// A llama2.c checkpoint with its tokenizer.
+    Llama2c {
+        /// The model file (`.bin`).
+        file: PathBuf,
+        /// The tokenizer file (`tok*.bin`).
+        tokenizer: PathBuf,
+        /// The folder to write.
+        out: PathBuf,
+        /// How it is written.
+        #[command(flatten)]
+        options: ImportOptions,
+    },
+}
+
+/// How an imported model is written.
+#[derive(Args, Debug)]
+pub struct ImportOptions {
+    /// Type of the stored weights.
+    #[arg(long, value_enum, default_value_t = Stored::F32)]
+    pub dtype: Stored,
+    /// Replace a model that is already there.
+    #[arg(long)]
+    pub overwrite: bool,
+    /// One JSON object instead of sentences.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A type of stored weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Stored {
+    /// float32
+    F32,
+    /// bfloat16
+    Bf16,
+    /// float16
+    F16,
+}
+
+/// What `data` does.
+#[derive(Subcommand, Debug)]
+pub enum Data {
+    /// Show what is trained on, token by token, and what is wrong with the data.
+    Check(Configured),
+}
+
+/// What `plan` does.
+#[derive(Subcommand, Debug)]
+pub enum Plan {
+    /// The resolved plan, module by module.
+    Show(Configured),
 }
 
 /// What `verify` compares.

@@ -23,7 +23,10 @@ pub fn run(what: Bench) -> Result<Outcome> {
         println!("{}", serde_json::to_string(&result)?);
     } else {
         println!("{} {} parameters, {} threads", result.shape, result.params, result.threads);
-        println!("{:.1} tokens/s, {:.1} GFLOP/s, {:.3} s a step", result.tokens_per_s, result.model_gflops, result.step_s);
+        println!(
+            "{:.1} tokens/s, {:.1} GFLOP/s, {:.3} s a step",
+            result.tokens_per_s, result.model_gflops, result.step_s
+        );
         println!("peak memory {} MiB; loss {} -> {}", result.peak_rss_mib, result.loss_first, result.loss_last);
     }
     Ok(Outcome::Done)

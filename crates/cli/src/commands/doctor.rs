@@ -28,7 +28,7 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
         println!("{out}");
         return Ok(Outcome::Done);
     }
-    let mut table = Table::new(&["", ""]);
+    let mut table = Table::new(super::style(), &["", ""]);
     for (what, value) in system.rows() {
         table.row([what.to_owned(), value]);
     }
@@ -39,7 +39,9 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
     table.row(["memory copy".into(), format!("{copy:.1} GB/s measured")]);
     print!("{table}");
     if system.huge_pages.as_deref() == Some("never") {
-        println!("note: transparent huge pages are off; `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root makes large products up to twice as fast");
+        println!(
+            "note: transparent huge pages are off; `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root makes large products up to twice as fast"
+        );
     }
     Ok(Outcome::Done)
 }

@@ -1,9 +1,20 @@
 //! One file a verb.
 
 mod bench;
+mod chat;
+mod configured;
+mod data;
 mod doctor;
+mod eval;
+mod export;
+mod generate;
+mod import;
+mod model;
+mod plan;
+mod train;
 mod verify;
 
+use phalanx_report::Style;
 use phalanx_tensor::Runtime;
 
 use crate::args::{Cli, Command};
@@ -12,6 +23,14 @@ use crate::outcome::{Outcome, Result};
 /// Runs the command.
 pub fn run(cli: Cli) -> Result<Outcome> {
     match cli.command {
+        Command::Train(args) => train::run(&args.args),
+        Command::Eval(args) => eval::run(&args.args),
+        Command::Export(args) => export::run(&args.args),
+        Command::Generate(args) => generate::run(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Import { what } => import::run(what),
+        Command::Data { what } => data::run(what),
+        Command::Plan { what } => plan::run(what),
         Command::Verify { what } => verify::run(what),
         Command::Bench { what } => bench::run(what),
         Command::Doctor { json, threads } => doctor::run(json, threads),
@@ -25,4 +44,10 @@ fn runtime(threads: Option<usize>) -> Result<Runtime> {
         Some(n) => Ok(Runtime::new(n)),
         None => Ok(Runtime::new(phalanx_report::System::read().threads)),
     }
+}
+
+/// How text on standard output looks. The one place where the binary reads `NO_COLOR`.
+#[allow(clippy::disallowed_methods)]
+fn style() -> Style {
+    Style::of(&std::io::stdout(), std::env::var("NO_COLOR").ok().as_deref())
 }

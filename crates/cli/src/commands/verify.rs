@@ -37,7 +37,7 @@ pub fn run(what: Verify) -> Result<Outcome> {
     if !json {
         let header =
             ["case", "logits", "loss", "worst gradient", "of", "train losses", "grad norms", "greedy", "verdict"];
-        let mut table = Table::new(&header);
+        let mut table = Table::new(super::style(), &header);
         for p in rows {
             table.row([
                 p.case,

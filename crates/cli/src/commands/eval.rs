@@ -1,0 +1,49 @@
+//! `phalanx eval`
+
+use phalanx_config::{Purpose, Stage};
+use phalanx_data::prepare;
+use phalanx_nn::{Batch, Env};
+use phalanx_train::evaluate::{evaluate, perplexity};
+use phalanx_train::job::{Job, Use, data_options};
+use serde_json::json;
+
+use super::configured;
+use crate::outcome::{Outcome, Result};
+
+pub fn run(args: &[String]) -> Result<Outcome> {
+    let c = configured::read(args, Purpose::Eval)?;
+    let mut job = Job::prepare(c.config, Use::Infer)?;
+    let tokenizer = job.tokenizer()?;
+    let template = match job.config.method.stage {
+        Stage::Pt => None,
+        Stage::Sft => Some(job.template(&tokenizer)?.0),
+    };
+    let mut options = data_options(&job.config);
+    let named = !options.eval_dataset.is_empty();
+    if named && options.dataset.is_empty() {
+        options.dataset = std::mem::take(&mut options.eval_dataset);
+    }
+    let data = prepare(&options, &tokenizer, template.as_ref(), &|_| {})?;
+    data.messages.iter().for_each(|m| eprintln!("{m}"));
+    // The part held back where there is one, else all that was named.
+    let corpus = data.eval.unwrap_or(data.train);
+    job.load(None)?;
+    let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
+    env.adapters = job.adapters.clone();
+    let loss = evaluate(&job.model, &env, &corpus, job.config.train.per_device_eval_batch_size)?;
+    let mean = loss.mean();
+    if c.json {
+        println!(
+            "{}",
+            json!({"eval_loss": mean, "eval_perplexity": perplexity(mean), "label_tokens": loss.count, "rows": corpus.rows_per_epoch()})
+        );
+    } else {
+        println!(
+            "loss {mean:.4}, perplexity {:.3} over {} tokens in {} rows",
+            perplexity(mean),
+            loss.count,
+            corpus.rows_per_epoch()
+        );
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,41 @@
+//! `phalanx export`
+
+use phalanx_config::{ExportDtype, Purpose};
+use phalanx_models::StoredDType;
+use phalanx_train::export::export;
+use phalanx_train::job::{Job, Use};
+
+use super::configured;
+use crate::outcome::{Outcome, Result};
+
+pub fn run(args: &[String]) -> Result<Outcome> {
+    let c = configured::read(args, Purpose::Export)?;
+    let Some(dir) = c.config.export.export_dir.clone() else { return Err("export_dir is missing".into()) };
+    let mut config = c.config;
+    // Whatever is generated with, merging is done on exact weights.
+    config.model.infer_dtype = phalanx_config::InferDtype::Float32;
+    let mut job = Job::prepare(config, Use::Infer)?;
+    let dtype = match job.config.export.export_dtype {
+        ExportDtype::Auto => job.model.config().dtype,
+        ExportDtype::Float32 => StoredDType::F32,
+        ExportDtype::Bfloat16 => StoredDType::Bf16,
+        ExportDtype::Float16 => StoredDType::F16,
+    };
+    let shard = job.config.export.export_size.saturating_mul(1_000_000_000);
+    job.load(None)?;
+    let done = export(&mut job, &dir, dtype, shard)?;
+    if c.json {
+        println!("{}", serde_json::to_string(&done)?);
+    } else {
+        println!("wrote {} as {}", dir.display(), done.dtype);
+        if done.merged_layers > 0 {
+            println!(
+                "merged adapters of {} layers: logits agree to {:.1e} of the largest; {:.1} % of the merged weights changed",
+                done.merged_layers,
+                done.logits_rel,
+                100.0 * done.changed_share
+            );
+        }
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,95 @@
+//! `phalanx generate`
+
+use std::io::Write;
+use std::ops::ControlFlow;
+
+use phalanx_data::{Conversation, Message, Role};
+use phalanx_generate::{Generator, GeneratorOptions, Request, TextOptions, generate_text};
+use serde_json::json;
+
+use super::model;
+use crate::args::Generate;
+use crate::outcome::{Outcome, Result};
+
+pub fn run(a: &Generate) -> Result<Outcome> {
+    let mut prompts = a.prompt.clone();
+    if let Some(path) = &a.prompt_file {
+        let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        prompts.extend(text.lines().filter(|l| !l.is_empty()).map(str::to_owned));
+    }
+    if prompts.is_empty() {
+        return Err("no prompt: give --prompt TEXT (several times for several) or --prompt-file FILE".into());
+    }
+    let loaded = model::load(&a.model)?;
+    let tokenizer = loaded.job.tokenizer()?;
+    let sampling = loaded.sampling(&a.sampling)?;
+    let max_new_tokens = loaded.max_new_tokens(&a.sampling, 256);
+    let mut stops: Vec<u32> = tokenizer.stop_ids().to_vec();
+    stops.extend(&loaded.defaults.eos_token_ids);
+    let template = if a.chat { Some(loaded.job.template(&tokenizer)?.0) } else { None };
+    if let Some(t) = &template {
+        stops.extend(t.stop_ids(&tokenizer)?);
+    }
+    stops.sort_unstable();
+    stops.dedup();
+    let mut requests = Vec::new();
+    for (i, prompt) in prompts.iter().enumerate() {
+        let ids = match &template {
+            None => tokenizer.encode(prompt)?,
+            Some(t) => {
+                let chat = Conversation {
+                    system: a.system.clone(),
+                    messages: vec![Message::new(Role::User, prompt.clone())],
+                    ..Conversation::default()
+                };
+                t.prompt_ids(&tokenizer, &chat)?
+            }
+        };
+        requests.push(Request {
+            prompt: ids,
+            max_new_tokens,
+            sampling,
+            stop_token_ids: stops.clone(),
+            seed: a.sampling.seed.wrapping_add(i as u64),
+        });
+    }
+    let lens: Vec<usize> = requests.iter().map(|r| r.prompt.len()).collect();
+    let options = GeneratorOptions { max_batch: a.max_batch, ..GeneratorOptions::default() };
+    let mut generator = Generator::new(&loaded.job.model, &loaded.env, options)?;
+    let text = TextOptions { stop: a.sampling.stop.clone(), skip_special_tokens: true };
+    let alone = prompts.len() == 1 && !a.json;
+    let mut out = std::io::stdout();
+    if alone && !a.chat {
+        write!(out, "{}", prompts[0])?;
+    }
+    let started = std::time::Instant::now();
+    let done = generate_text(&mut generator, &tokenizer, requests, &text, &mut |_, piece| {
+        if alone {
+            // A closed pipe ends the program at the next print anyway.
+            let _ = write!(out, "{piece}").and_then(|()| out.flush());
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let seconds = started.elapsed().as_secs_f64();
+    let tokens: usize = done.iter().map(|d| d.completion.ids.len()).sum();
+    if a.json {
+        for (i, d) in done.iter().enumerate() {
+            println!(
+                "{}",
+                json!({"prompt": prompts[i], "text": d.text, "token_ids": d.completion.ids,
+                    "logprobs": d.completion.logprobs, "finish_reason": d.completion.finish_reason.as_str(),
+                    "prompt_tokens": lens[i]})
+            );
+        }
+    } else if alone {
+        println!();
+    } else {
+        for (i, d) in done.iter().enumerate() {
+            println!("--- {}\n{}", prompts[i], d.text);
+        }
+    }
+    if !a.json {
+        eprintln!("{tokens} tokens in {seconds:.2} s, {:.1} tokens/s", tokens as f64 / seconds);
+    }
+    Ok(Outcome::Done)
+}

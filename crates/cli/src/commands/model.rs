@@ -1,0 +1,91 @@
+//! Loading a model to generate with, for `generate` and `chat`.
+
+use phalanx_config::{Config, InferDtype, Purpose, parse_overrides};
+use phalanx_generate::{GenerationDefaults, SamplingChoice, SamplingParams};
+use phalanx_nn::{Batch, Env};
+use phalanx_train::job::{Job, Use};
+
+use crate::args::{Dtype, ModelChoice, Sampling};
+use crate::outcome::Result;
+
+/// A loaded model, ready to generate.
+pub struct Loaded {
+    pub job: Job,
+    pub env: Env,
+    pub defaults: GenerationDefaults,
+}
+
+pub fn load(choice: &ModelChoice) -> Result<Loaded> {
+    let mut config = if choice.model.is_file() {
+        Config::load(&choice.model, &[])?
+    } else {
+        Config::from_overrides(&parse_overrides(&[format!("model_name_or_path={}", choice.model.display())])?)?
+    };
+    if !choice.adapter.is_empty() {
+        config.model.adapter_name_or_path.clone_from(&choice.adapter);
+    }
+    // A folder that `train` wrote adapters into names its base model.
+    if config.model.adapter_name_or_path.is_empty() && choice.model.join("adapter_config.json").is_file() {
+        let path = choice.model.join("adapter_config.json");
+        let text = std::fs::read_to_string(&path)?;
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        let Some(base) = value["base_model_name_or_path"].as_str().filter(|b| !b.is_empty()) else {
+            return Err(format!(
+                "{}: base_model_name_or_path is missing; name the base model and give this folder with --adapter",
+                path.display()
+            )
+            .into());
+        };
+        config.model.model_name_or_path = Some(base.to_owned());
+        config.model.adapter_name_or_path = vec![choice.model.clone()];
+    }
+    if let Some(t) = &choice.template {
+        config.data.template = Some(t.clone());
+    }
+    match choice.dtype {
+        Some(Dtype::F32) => config.model.infer_dtype = InferDtype::Float32,
+        Some(Dtype::Bf16) => config.model.infer_dtype = InferDtype::Bfloat16,
+        None => {}
+    }
+    config.run.threads = choice.threads.or(config.run.threads);
+    config.check_for(Purpose::Generate)?;
+    let mut job = Job::prepare(config, Use::Infer)?;
+    let defaults = GenerationDefaults::from_folder(&job.tokenizer_dir)?;
+    job.load(None)?;
+    let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
+    env.adapters = job.adapters.clone();
+    Ok(Loaded { job, env, defaults })
+}
+
+impl Loaded {
+    /// Sampling parameters: command line, then configuration file, then the model's own, then `transformers`'.
+    pub fn sampling(&self, s: &Sampling) -> Result<SamplingParams> {
+        let typed = SamplingChoice {
+            do_sample: s.greedy.then_some(false),
+            temperature: s.temperature,
+            top_k: s.top_k,
+            top_p: s.top_p,
+            min_p: s.min_p,
+            repetition_penalty: s.repetition_penalty,
+        };
+        let (c, g) = (&self.job.config, &self.job.config.generation);
+        let written = SamplingChoice {
+            do_sample: c.is_set("do_sample").then_some(g.do_sample),
+            temperature: c.is_set("temperature").then_some(g.temperature),
+            top_k: c.is_set("top_k").then_some(g.top_k),
+            top_p: c.is_set("top_p").then_some(g.top_p),
+            min_p: c.is_set("min_p").then_some(g.min_p),
+            repetition_penalty: c.is_set("repetition_penalty").then_some(g.repetition_penalty),
+        };
+        Ok(typed.or(written).or(self.defaults.sampling).params()?)
+    }
+
+    /// Longest answer.
+    pub fn max_new_tokens(&self, s: &Sampling, fallback: usize) -> usize {
+        let c = &self.job.config;
+        s.max_new_tokens
+            .or_else(|| c.is_set("max_new_tokens").then_some(c.generation.max_new_tokens))
+            .or(self.defaults.max_new_tokens)
+            .unwrap_or(fallback)
+    }
+}

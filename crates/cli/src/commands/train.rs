@@ -1,0 +1,172 @@
+//! `phalanx train`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use phalanx_config::{Purpose, Stage};
+use phalanx_data::prepare;
+use phalanx_report::{Ending, ProcessMemory, Progress, Step, Summary, units};
+use phalanx_train::job::{Job, Use, data_options, method_name};
+use phalanx_train::resume::starting_point;
+use phalanx_train::trainer::{self, Finished, Observer};
+use serde_json::json;
+
+use super::configured;
+use crate::outcome::{Outcome, Result};
+
+pub fn run(args: &[String]) -> Result<Outcome> {
+    let c = configured::read(args, Purpose::Train)?;
+    let start = starting_point(&c.config)?;
+    let mut job = Job::prepare(c.config, Use::Train)?;
+    let tokenizer = job.tokenizer()?;
+    let mut watch = Watch { progress: None, json: c.json, plain: c.plain };
+    start.notes.iter().for_each(|n| watch.message(n));
+    let template = match job.config.method.stage {
+        Stage::Pt => None,
+        Stage::Sft => {
+            let (template, notes) = job.template(&tokenizer)?;
+            notes.iter().for_each(|n| watch.message(n));
+            Some(template)
+        }
+    };
+    let data = prepare(&data_options(&job.config), &tokenizer, template.as_ref(), &|_| {})?;
+    data.messages.iter().for_each(|m| watch.message(m));
+    describe(&job, &data, &mut watch);
+    let stop = Arc::new(AtomicBool::new(false));
+    interrupts(&stop)?;
+    let finished = trainer::train(&mut job, data.train, data.eval, start.checkpoint.as_deref(), &stop, &mut watch)?;
+    watch.finish();
+    let interrupted = finished.interrupted.is_some();
+    conclude(&job, finished, args, c.json)?;
+    Ok(if interrupted { Outcome::Interrupted } else { Outcome::Done })
+}
+
+/// First Ctrl-C: save after the step in progress. Second: end at once.
+fn interrupts(stop: &Arc<AtomicBool>) -> Result<()> {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop))?;
+        signal_hook::flag::register(signal, Arc::clone(stop))?;
+    }
+    Ok(())
+}
+
+fn describe(job: &Job, data: &phalanx_data::Prepared, watch: &mut Watch) {
+    let trained: usize = job.model.parameters().iter().filter(|p| p.trainable()).map(|p| p.len()).sum();
+    let all = job.model.config().num_params();
+    let method = method_name(&job.config);
+    let t = &job.config.train;
+    let what = if trained == 0 {
+        format!("{method} adapters beside {}", count(all))
+    } else {
+        format!("{method}, {} of {}", count(trained), count(all))
+    };
+    watch.message(&format!(
+        "{} {what} parameters, {} threads",
+        job.model.config().model_type,
+        job.rt.device().team().threads()
+    ));
+    let totals = data.train.totals();
+    watch.message(&format!(
+        "{} rows, {} tokens, {} of them trained on; {} rows a step",
+        data.train.rows_per_epoch(),
+        totals.tokens,
+        totals.targets,
+        t.per_device_train_batch_size * t.gradient_accumulation_steps
+    ));
+}
+
+fn count(n: usize) -> String {
+    match n {
+        0..=9_999 => n.to_string(),
+        10_000..=9_999_999 => format!("{:.1} k", n as f64 / 1e3),
+        _ => format!("{:.1} M", n as f64 / 1e6),
+    }
+}
+
+fn conclude(job: &Job, f: Finished, args: &[String], as_json: bool) -> Result<()> {
+    let dir = job.config.train.output_dir.clone().unwrap_or_else(|| PathBuf::from("."));
+    let command = |verb: &str, rest: &[String]| format!("phalanx {verb} {}", rest.join(" "));
+    let mut next = Vec::new();
+    let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
+    if f.interrupted.is_some() {
+        next.push(("go on".to_owned(), command("train", args)));
+    } else if job.lora.is_some() {
+        next.push(("talk to it".into(), format!("phalanx chat {base} --adapter {}", dir.display())));
+        let keys = format!(
+            "model_name_or_path={base} adapter_name_or_path={} export_dir={}-merged",
+            dir.display(),
+            dir.display()
+        );
+        next.push(("merge".into(), format!("phalanx export {keys}")));
+    } else {
+        let verb = if job.config.method.stage == Stage::Sft { "chat" } else { "generate" };
+        let prompt = if verb == "generate" { " --prompt \"Once upon a time\"" } else { "" };
+        next.push(("try it".into(), format!("phalanx {verb} {}{prompt}", dir.display())));
+    }
+    let ending = if f.interrupted.is_some() { Ending::Interrupted } else { Ending::Finished };
+    let summary = Summary {
+        ending,
+        steps: f.state.step,
+        total_steps: f.total_steps,
+        epochs: f.epochs,
+        tokens: f.state.tokens,
+        label_tokens: f.state.label_tokens,
+        seconds: f.state.seconds,
+        skipped_steps: f.state.skipped,
+        curve: f.curve,
+        peak_memory: ProcessMemory::read().peak,
+        predicted_memory: None,
+        outputs: f.outputs,
+        next,
+    };
+    if as_json {
+        println!("{}", json!({"event": "summary", "summary": summary.to_json()}));
+    } else {
+        println!("{}", summary.render(super::style()));
+        for (category, bytes) in job.rt.pool().stats().peak.iter().filter(|(_, b)| **b > 0) {
+            println!("  peak {category:<14} {}", units::bytes(*bytes as u64));
+        }
+    }
+    Ok(())
+}
+
+/// Shows a run on standard error (or as JSON lines on standard output).
+struct Watch {
+    progress: Option<Progress>,
+    json: bool,
+    plain: bool,
+}
+
+impl Watch {
+    fn finish(&mut self) {
+        if let Some(p) = &mut self.progress {
+            p.finish();
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn message(&mut self, text: &str) {
+        match (&mut self.progress, self.json) {
+            (_, true) => println!("{}", json!({"event": "message", "text": text})),
+            (Some(p), _) => p.line(text),
+            (None, _) => eprintln!("{text}"),
+        }
+    }
+
+    fn step(&mut self, step: &Step, logged: bool) {
+        if self.json {
+            if logged {
+                println!(
+                    "{}",
+                    json!({"event": "step", "step": step.step, "total": step.total, "epoch": step.epoch, "loss": step.loss,
+                        "learning_rate": step.learning_rate, "grad_norm": step.grad_norm,
+                        "tokens_per_second": step.tokens_per_second, "memory_bytes": step.memory})
+                );
+            }
+            return;
+        }
+        self.progress.get_or_insert_with(|| Progress::new(step.total, self.plain)).step(step, logged);
+    }
+}
