@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "sim",
     "serve",
     "embedding",
+    "demo",
     "cli",
 ];
 
