@@ -183,6 +183,9 @@ impl DataOptions {
         if self.val_size > 0.0 && !self.eval_dataset.is_empty() {
             return Err(DataError::option("val_size", "cannot be combined with eval_dataset; remove one of the two"));
         }
+        if self.train_on_prompt && self.mask_history {
+            return Err(DataError::option("mask_history", "contradicts train_on_prompt; remove one of the two"));
+        }
         if self.max_samples == Some(0) {
             return Err(DataError::option("max_samples", "is 0; remove it to use all samples"));
         }
