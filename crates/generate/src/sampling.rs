@@ -116,7 +116,21 @@ pub struct Sampler {
 impl Sampler {
     /// The next token, given the model's `logits` [V], the tokens before it and a uniform number from [`draw`].
     pub fn sample(&mut self, params: &SamplingParams, logits: &[f32], seen: &Seen, uniform: f64) -> u32 {
+        let best = self.process(params, logits, seen);
+        pick(&self.candidates, uniform).unwrap_or(best)
+    }
+
+    /// What [`Sampler::sample`] draws from: tokens with their probabilities, in the order of drawing.
+    pub fn distribution(&mut self, params: &SamplingParams, logits: &[f32], seen: &Seen) -> Vec<(u32, f64)> {
+        self.process(params, logits, seen);
+        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
+        self.candidates.iter().map(|c| (c.id, c.weight / total)).collect()
+    }
+
+    /// Fills `candidates` with what the processors leave, and returns the most probable token.
+    fn process(&mut self, params: &SamplingParams, logits: &[f32], seen: &Seen) -> u32 {
         let Sampler { scores: penalised, ranked, candidates } = self;
+        candidates.clear();
         let scores = if params.repetition_penalty == 1.0 {
             logits
         } else {
@@ -126,20 +140,20 @@ impl Sampler {
             penalised
         };
         let best = argmax(scores);
+        let Some(&max) = scores.get(best as usize) else { return best };
         if params.temperature == 0.0 {
+            candidates.push(Candidate { id: best, score: max, weight: 1.0 });
             return best;
         }
-        let Some(&max) = scores.get(best as usize) else { return best };
         let floor = match params.top_k {
             0 => f32::NEG_INFINITY,
             k => kth_greatest(ranked, scores, k),
         };
         // Weights relative to the greatest: no temperature is so small that they overflow.
-        candidates.clear();
         candidates.extend(scores.iter().enumerate().filter(|&(_, &s)| s >= floor).map(|(id, &score)| Candidate {
             id: id as u32,
             score,
-            weight: (f64::from(score - max) / params.temperature).exp(),
+            weight: ((f64::from(score) - f64::from(max)) / params.temperature).exp(),
         }));
         if params.top_p < 1.0 {
             keep_nucleus(candidates, params.top_p);
@@ -147,7 +161,7 @@ impl Sampler {
         if params.min_p > 0.0 {
             candidates.retain(|c| c.weight >= params.min_p);
         }
-        pick(candidates, uniform).unwrap_or(best)
+        best
     }
 }
 

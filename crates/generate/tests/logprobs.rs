@@ -15,7 +15,7 @@ const VOCAB: usize = 131;
 fn families() -> Vec<(&'static str, Value)> {
     let config = |model_type: &str, more: Value| {
         let mut c = json!({"model_type": model_type, "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20,
             "max_position_embeddings": 160, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "initializer_range": 0.15,
             "hidden_act": "silu", "tie_word_embeddings": false, "torch_dtype": "float32"});
         if let (Value::Object(c), Value::Object(more)) = (&mut c, more) {
@@ -120,9 +120,8 @@ fn sampled_logprobs_equal_training_to_the_bit() {
         }
 
         // Generation in other batches, with prompts in pieces, on other teams.
-        for (threads, max_batch, max_pass_tokens) in
-            [(2, 2, 512), (3, 5, 512), (1, 5, 7), (2, 2, 16), (3, 1, 5), (2, 7, 1)]
-        {
+        // Few of the runs with several threads: on a busy machine each pass waits for the slowest.
+        for (threads, max_batch, max_pass_tokens) in [(2, 2, 512), (3, 5, 16), (1, 5, 7), (1, 1, 5), (1, 7, 1)] {
             let options = GeneratorOptions { max_batch, max_pass_tokens, max_context: None };
             let other = run(&config, threads, options);
             for (i, (a, b)) in base.iter().zip(&other).enumerate() {
