@@ -13,6 +13,7 @@ use phalanx_tensor::{Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::optimizer::AdamW;
+use crate::step::LossCount;
 use crate::{Result, TrainError};
 
 /// Files of a tokenizer and of generation defaults that travel with weights.
@@ -49,27 +50,56 @@ pub struct RunState {
     pub seconds: f64,
     /// Best evaluation loss and its step.
     pub best: Option<(f64, u64)>,
+    /// What was seen since the last log entry.
+    #[serde(default)]
+    pub interval: Interval,
     /// Where the sample stream stands.
     pub stream: StreamState,
     /// The configuration, key by key.
     pub config: serde_json::Map<String, serde_json::Value>,
 }
 
+/// What was seen since the last log entry: the next entry speaks of it, also when a run stopped in between.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Losses of the steps that made an update.
+    pub loss: LossCount,
+    /// Gradient norm of the last of them.
+    #[serde(deserialize_with = "crate::step::nan_where_null")]
+    pub last_norm: f64,
+}
+
+impl Interval {
+    /// Adds a step.
+    pub fn add(&mut self, loss: LossCount, norm: f64, updated: bool) {
+        if updated {
+            self.loss.add(loss);
+            self.last_norm = norm;
+        }
+    }
+}
+
 /// The present layout of [`RunState`].
 pub const VERSION: u32 = 1;
 
-/// Complete checkpoints of an output folder, by step.
-pub fn list(output_dir: &Path) -> Vec<(u64, PathBuf)> {
+/// Checkpoints of an output folder by step, those written with `save_only_model` too. (A folder of that name is complete: it appears
+/// at once.)
+pub fn all(output_dir: &Path) -> Vec<(u64, PathBuf)> {
     let Ok(entries) = std::fs::read_dir(output_dir) else { return vec![] };
     let mut found: Vec<_> = entries
         .filter_map(|e| {
             let path = e.ok()?.path();
             let step = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
-            path.join("phalanx_state.json").exists().then_some((step, path))
+            path.is_dir().then_some((step, path))
         })
         .collect();
     found.sort();
     found
+}
+
+/// Checkpoints of an output folder that a run can go on from, by step.
+pub fn list(output_dir: &Path) -> Vec<(u64, PathBuf)> {
+    all(output_dir).into_iter().filter(|(_, path)| path.join("phalanx_state.json").exists()).collect()
 }
 
 /// Reads the counters of a checkpoint.
@@ -79,8 +109,9 @@ pub fn list(output_dir: &Path) -> Vec<(u64, PathBuf)> {
 pub fn read_state(dir: &Path) -> Result<RunState> {
     let path = dir.join("phalanx_state.json");
     let bad = |why: String| TrainError::Checkpoint { path: path.clone(), why };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|e| bad(format!("{e}; give a folder `checkpoint-N` written by `phalanx train` (not with save_only_model)")))?;
+    let text = std::fs::read_to_string(&path).map_err(|e| {
+        bad(format!("{e}; give a folder `checkpoint-N` written by `phalanx train` (not with save_only_model)"))
+    })?;
     let state: RunState = serde_json::from_str(&text).map_err(|e| bad(format!("damaged: {e}")))?;
     if state.version != VERSION {
         return Err(bad(format!("layout {} is not the {VERSION} that this program reads", state.version)));
@@ -160,7 +191,7 @@ pub fn copy_companions(from: &Path, to: &Path) -> Result<()> {
 /// If the disk refuses.
 pub fn prune(output_dir: &Path, keep: Option<u64>, best: Option<u64>) -> Result<Vec<PathBuf>> {
     let Some(keep) = keep else { return Ok(vec![]) };
-    let all = list(output_dir);
+    let all = all(output_dir);
     let excess = all.len().saturating_sub(keep.max(1) as usize);
     let mut removed = Vec::new();
     for (step, path) in all.into_iter().take(excess) {

@@ -6,13 +6,15 @@ use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, loss};
 use phalanx_nn::{Batch, Cx, Env};
 use phalanx_tensor::Category;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
 /// A loss as it is everywhere here: a sum and a count, never a mean.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossCount {
     /// Σ −log p over counted targets.
+    #[serde(deserialize_with = "nan_where_null")]
     pub sum: f64,
     /// Counted targets.
     pub count: u64,
@@ -29,6 +31,11 @@ impl LossCount {
     pub fn mean(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum / self.count as f64 }
     }
+}
+
+/// JSON has no NaN and writes `null`; without the guard against broken steps a sum may be one.
+pub(crate) fn nan_where_null<'de, D: serde::Deserializer<'de>>(d: D) -> std::result::Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
 }
 
 /// Where the documents of a batch lie.

@@ -12,7 +12,7 @@ use phalanx_nn::{Batch, Env, Parameter};
 use phalanx_report::{Entry, Pace, ProcessMemory, Step as ProgressStep};
 use phalanx_tensor::DType;
 
-use crate::checkpoint::{self, RunState};
+use crate::checkpoint::{self, Interval, RunState};
 use crate::evaluate::{evaluate, perplexity};
 use crate::job::{Job, data_options};
 use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
@@ -153,7 +153,7 @@ pub fn train(
     }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
     let files = RunFiles::open(&dir, &job.config, resumed.as_ref().map(|s| s.step))?;
-    let state = resumed.unwrap_or_else(|| RunState {
+    let mut state = resumed.unwrap_or_else(|| RunState {
         version: checkpoint::VERSION,
         step: 0,
         updates: 0,
@@ -164,8 +164,11 @@ pub fn train(
         seconds: 0.0,
         best: None,
         stream: stream.state(),
-        config: job.config.to_json().as_object().cloned().unwrap_or_default(),
+        interval: Interval::default(),
+        config: serde_json::Map::new(),
     });
+    // From here on the run is the one that the present configuration describes.
+    state.config = crate::same_run::recorded(&job.config)?;
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.plan = job.plan.clone();
     env.adapters = job.adapters.clone();
@@ -195,7 +198,6 @@ impl Run<'_> {
         let t = &self.job.config.train;
         let logging = t.logging_steps.of(self.total).max(1);
         let mut pace = Pace::new(0.0, self.state.step, self.state.tokens);
-        let mut interval = Interval::default();
         let (mut interrupted, mut eval_loss) = (None, None);
         if t.eval_on_start && self.state.step == 0 {
             eval_loss = self.evaluate(watch)?;
@@ -203,7 +205,7 @@ impl Run<'_> {
         while self.state.step < self.total {
             let lr = self.schedule.at(self.state.step);
             let (loss, grad_norm, updated) = self.step(lr)?;
-            interval.add(loss, grad_norm, updated);
+            self.state.interval.add(loss, grad_norm, updated);
             self.state.step += 1;
             let seconds = self.started.elapsed().as_secs_f64();
             self.state.seconds = self.seconds_before + seconds;
@@ -224,11 +226,15 @@ impl Run<'_> {
                 seconds_left: pace.seconds_left(self.total),
             };
             if logged {
-                self.log(&mut interval, &progress)?;
+                self.log(&progress)?;
             }
             watch.step(&progress, logged);
             if !updated {
-                watch.message(&format!("step {step}: no update (loss {}, gradient norm {grad_norm}, {} counted targets)", loss.mean(), loss.count));
+                watch.message(&format!(
+                    "step {step}: no update (loss {}, gradient norm {grad_norm}, {} counted targets)",
+                    loss.mean(),
+                    loss.count
+                ));
             }
             let epoch_ends = self.stream.rows_left() == self.stream.rows_per_epoch();
             if due(t.eval_strategy, t.eval_steps.unwrap_or(t.logging_steps), step, self.total, epoch_ends) {
@@ -293,7 +299,8 @@ impl Run<'_> {
         self.stream.position() as f64 / self.stream.rows_per_epoch() as f64
     }
 
-    fn log(&mut self, interval: &mut Interval, p: &ProgressStep) -> Result<()> {
+    fn log(&mut self, p: &ProgressStep) -> Result<()> {
+        let interval = std::mem::take(&mut self.state.interval);
         let entry = Entry::new(p.step, p.epoch)
             .with("loss", interval.loss.mean())
             .with("grad_norm", interval.last_norm)
@@ -304,7 +311,6 @@ impl Run<'_> {
             .with("skipped_steps", self.state.skipped)
             .with("memory_bytes", p.memory)
             .with("peak_memory_bytes", p.peak_memory);
-        *interval = Interval::default();
         self.files.log(entry)
     }
 
@@ -339,8 +345,8 @@ impl Run<'_> {
                 return Ok(());
             }
             checkpoint::write_optimizer(tmp, &self.optimizer)?;
-            let json = serde_json::to_vec_pretty(&self.state)
-                .map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
+            let json =
+                serde_json::to_vec_pretty(&self.state).map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
             Ok(atomic::write_bytes(tmp.join("phalanx_state.json"), &json)?)
         })?;
         // The best is kept only where a step was both evaluated and saved.
@@ -442,21 +448,5 @@ fn due(strategy: Strategy, every: Steps, step: u64, total: u64, epoch_ends: bool
         Strategy::No => false,
         Strategy::Epoch => epoch_ends,
         Strategy::Steps => step.is_multiple_of(every.of(total).max(1)),
-    }
-}
-
-/// What was seen since the last log entry.
-#[derive(Default)]
-struct Interval {
-    loss: LossCount,
-    last_norm: f64,
-}
-
-impl Interval {
-    fn add(&mut self, loss: LossCount, norm: f64, updated: bool) {
-        if updated {
-            self.loss.add(loss);
-            self.last_norm = norm;
-        }
     }
 }
