@@ -35,6 +35,21 @@ fn mistral_window() {
 }
 
 #[test]
+fn llama_yarn() {
+    check("llama-yarn");
+}
+
+#[test]
+fn llama_linear_rope_biases_gelu_and_wide_heads() {
+    check("llama-linear-biases");
+}
+
+#[test]
+fn qwen2_with_windows_on_some_blocks() {
+    check("qwen2-some-windows");
+}
+
+#[test]
 fn a_family_that_is_not_here_says_so() {
     for case in ["qwen3-moe", "deepseek-v3-mla"] {
         let dir = format!("{}/../../testkit/fixtures/golden/{case}", env!("CARGO_MANIFEST_DIR"));
