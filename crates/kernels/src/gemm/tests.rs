@@ -61,7 +61,7 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-const SIZES: [usize; 20] = [0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 24, 31, 33, 47, 48, 49, 64, 97, 131];
+const SIZES: [usize; 22] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 24, 31, 33, 47, 48, 49, 64, 97, 131];
 
 /// Cuts so small that tests cross every one of them.
 fn tiny(narrow: usize) -> Blocking {

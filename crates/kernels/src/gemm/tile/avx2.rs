@@ -67,7 +67,8 @@ unsafe fn tile<const M: usize, const V: usize>(
     ldc: usize,
     from_c: bool,
 ) {
-    let last = lane_mask(nr - (V - 1) * 8);
+    // Masked stores are slow on some processors: only where the block is ragged.
+    let (full, last) = (nr == V * 8, lane_mask(nr - (V - 1) * 8));
     let mut acc = [[_mm256_setzero_ps(); V]; M];
     // SAFETY: C has M rows of nr elements, of which the mask keeps the last vector; the panels hold k steps of M and 8·V.
     unsafe {
@@ -75,7 +76,7 @@ unsafe fn tile<const M: usize, const V: usize>(
             for i in 0..M {
                 for v in 0..V {
                     let at = c.add(i * ldc + v * 8);
-                    acc[i][v] = if v + 1 < V { _mm256_loadu_ps(at) } else { _mm256_maskload_ps(at, last) };
+                    acc[i][v] = if full || v + 1 < V { _mm256_loadu_ps(at) } else { _mm256_maskload_ps(at, last) };
                 }
             }
         }
@@ -94,7 +95,7 @@ unsafe fn tile<const M: usize, const V: usize>(
         for i in 0..M {
             for v in 0..V {
                 let at = c.add(i * ldc + v * 8);
-                if v + 1 < V {
+                if full || v + 1 < V {
                     _mm256_storeu_ps(at, acc[i][v]);
                 } else {
                     _mm256_maskstore_ps(at, last, acc[i][v]);
@@ -110,6 +111,26 @@ fn lane_mask(n: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
+/// Writes the first `n` lanes (n ≤ 8); 8 and 6, the widths of full panels, without the slow masked store.
+///
+/// # Safety
+/// `out` takes `n` values.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_first(out: *mut f32, v: __m256, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match n {
+            8 => _mm256_storeu_ps(out, v),
+            6 => {
+                _mm_storeu_ps(out, _mm256_castps256_ps128(v));
+                _mm_storel_pd(out.add(4).cast(), _mm_castps_pd(_mm256_extractf128_ps::<1>(v)));
+            }
+            _ => _mm256_maskstore_ps(out, lane_mask(n), v),
+        }
+    }
+}
+
 /// # Safety
 /// As [`Tile::pack_across`], for f32.
 #[target_feature(enable = "avx2,fma")]
@@ -117,7 +138,6 @@ unsafe fn across_f32(src: *const f32, ld: usize, rows: usize, k: usize, width: u
     let mut i = 0;
     while i < width {
         let (have, w) = (rows.saturating_sub(i).min(8), (width - i).min(8));
-        let keep = lane_mask(w);
         let mut p = 0;
         // SAFETY: rows i..i+have and steps p..p+8 lie in the source; the masked stores write `w` lanes of each step.
         unsafe {
@@ -128,7 +148,7 @@ unsafe fn across_f32(src: *const f32, ld: usize, rows: usize, k: usize, width: u
                 }
                 let t = transpose(r);
                 for (q, t) in t.iter().enumerate() {
-                    _mm256_maskstore_ps(dst.add((p + q) * width + i), keep, *t);
+                    store_first(dst.add((p + q) * width + i), *t, w);
                 }
                 p += 8;
             }
@@ -186,6 +206,7 @@ unsafe fn along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes
                 for c in (0..width).step_by(8) {
                     let have = rows.saturating_sub(c).min(8);
                     let v = match src {
+                        Src::F32(x) if have == 8 => _mm256_loadu_ps(x.add(c)),
                         Src::F32(x) => _mm256_maskload_ps(x.wrapping_add(c), lane_mask(have)),
                         Src::Bf16(x) if have == 8 => {
                             let h = _mm_loadu_si128(x.add(c).cast());
@@ -199,7 +220,7 @@ unsafe fn along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes
                             _mm256_loadu_ps(v.as_ptr())
                         }
                     };
-                    _mm256_maskstore_ps(out.add(c), lane_mask((width - c).min(8)), v);
+                    store_first(out.add(c), v, (width - c).min(8));
                 }
             }
         }
