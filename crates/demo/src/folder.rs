@@ -1,0 +1,133 @@
+//! The demo's folder: what lies in it, and what is there already.
+
+use std::path::{Path, PathBuf};
+
+use phalanx_formats::atomic;
+use phalanx_train::checkpoint;
+use serde_json::json;
+
+use crate::error::{DemoError, Result};
+
+/// Paths of a demo.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder {
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+/// What is in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Contents {
+    /// Nothing, or a demo that had not come to its first checkpoint.
+    Nothing,
+    /// A demo that was stopped; the checkpoint to go on from.
+    Stopped(u64, PathBuf),
+    /// A demo that is done: its steps, and the checkpoint to go on from unless someone removed it.
+    Finished(u64, Option<PathBuf>),
+}
+
+impl Folder {
+    /// The folder `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Folder {
+        Folder { dir: dir.into() }
+    }
+    /// The configuration.
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("demo.yaml")
+    }
+    /// The corpus, one `{"text": ...}` a line.
+    pub fn stories(&self) -> PathBuf {
+        self.dir.join("stories.jsonl")
+    }
+    /// The tokenizer's files.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.dir.join("tokenizer")
+    }
+    /// The trained model, and what the run reports.
+    pub fn model(&self) -> PathBuf {
+        self.dir.join("model")
+    }
+
+    /// Looks what is there.
+    ///
+    /// # Errors
+    /// [`DemoError::NotADemo`] if it holds something that is not a demo.
+    pub fn look(&self) -> Result<Contents> {
+        if !self.config().is_file() {
+            // A demo that was stopped while it wrote its corpus has no configuration yet, and nothing worth keeping.
+            let ours = [self.stories(), self.tokenizer()];
+            let mut entries = match std::fs::read_dir(&self.dir) {
+                Ok(entries) => entries,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Contents::Nothing),
+                Err(e) => return Err(DemoError::io(&self.dir)(e)),
+            };
+            return match entries.all(|e| e.is_ok_and(|e| ours.contains(&e.path()))) {
+                true => Ok(Contents::Nothing),
+                false => Err(DemoError::NotADemo { dir: self.dir.clone() }),
+            };
+        }
+        let last = checkpoint::list(&self.model()).pop();
+        if !self.model().join("model.safetensors").is_file() {
+            return Ok(last.map_or(Contents::Nothing, |(step, path)| Contents::Stopped(step, path)));
+        }
+        Ok(match last {
+            Some((step, path)) => Contents::Finished(step, Some(path)),
+            None => Contents::Finished(0, None),
+        })
+    }
+
+    /// Removes what a demo wrote, and nothing else.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn clear(&self) -> Result<()> {
+        let gone = |path: &Path, done: std::io::Result<()>| match done {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(DemoError::io(path)(e)),
+            _ => Ok(()),
+        };
+        for dir in [self.model(), self.tokenizer()] {
+            gone(&dir, std::fs::remove_dir_all(&dir))?;
+        }
+        for file in [self.stories(), self.config()] {
+            gone(&file, std::fs::remove_file(&file))?;
+        }
+        Ok(())
+    }
+
+    /// Writes the corpus, as a whole.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn write_stories(&self, stories: &[String]) -> Result<()> {
+        atomic::write_file(self.stories(), |out| {
+            stories.iter().try_for_each(|story| writeln!(out, "{}", json!({"text": story})))
+        })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_someone_else_is_left_alone() {
+        let dir = std::env::temp_dir().join(format!("phalanx-demo-folder-{}", std::process::id()));
+        let folder = Folder::new(&dir);
+        assert_eq!(folder.look().unwrap(), Contents::Nothing);
+        std::fs::create_dir_all(&dir).unwrap();
+        folder.write_stories(&["one".into(), "two\nlines".into()]).unwrap();
+        assert_eq!(folder.look().unwrap(), Contents::Nothing);
+        std::fs::write(dir.join("thesis.tex"), "years of work").unwrap();
+        assert!(matches!(folder.look(), Err(DemoError::NotADemo { .. })));
+        std::fs::write(folder.config(), "").unwrap();
+        assert_eq!(folder.look().unwrap(), Contents::Nothing);
+        std::fs::create_dir_all(folder.model()).unwrap();
+        std::fs::write(folder.model().join("model.safetensors"), "").unwrap();
+        assert_eq!(folder.look().unwrap(), Contents::Finished(0, None));
+        folder.clear().unwrap();
+        folder.clear().unwrap();
+        assert!(dir.join("thesis.tex").exists() && !folder.model().exists() && !folder.stories().exists());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
