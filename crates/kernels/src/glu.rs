@@ -87,7 +87,7 @@ fn value_and_slope<S: Simd>(s: S, act: Act, x: S::V) -> (S::V, S::V) {
         }
         Act::GeluTanh => {
             // 2·√(2/π)·(x + 0.044715·x³) and its derivative.
-            let (a, b) = (s.splat(1.595_769_1), s.splat(0.071_354_814));
+            let (a, b) = (s.splat(1.595_769), s.splat(0.071_354_814));
             let square = s.mul(x, x);
             let (p, q) = sigmoid(s, s.mul(x, s.fma(b, square, a)));
             let value = s.mul(x, p);

@@ -102,9 +102,11 @@ pub fn backward(
     }
     // One partial sum of dw a piece of rows; at most 32 of them.
     let rows = rows_per_sum(t);
-    let mut partial = vec![0f32; if dw.is_some() { t.div_ceil(rows) * h } else { 0 }];
+    let mut space = dev.scratch().sums().take(if dw.is_some() { t.div_ceil(rows) * h } else { 0 });
+    let partial = space.as_mut_slice();
+    partial.fill(0.0);
     {
-        let (dx, partial) = (Parts::new(dx), Parts::new(&mut partial));
+        let (dx, partial) = (Parts::new(dx), Parts::new(partial));
         dev.team().run(t.div_ceil(rows), &|i, _| {
             let p = piece(i, rows, t);
             let r = p.start * h..p.end * h;

@@ -13,6 +13,7 @@ use phalanx_kernels::{
     Device, KernelError, Mat, bf16, elementwise, embedding, layer_norm, plain, reduce, rms_norm, rope,
 };
 use phalanx_testkit::{assert_close, rel_norm, values};
+use proptest::prelude::*;
 
 /// Shapes [T,H] that are smaller than a register, odd, and longer than one task.
 const SHAPES: [(usize, usize); 7] = [(0, 5), (1, 1), (3, 7), (5, 64), (2, 577), (70, 100), (300, 576)];
@@ -423,4 +424,30 @@ fn dropout_drops_by_index_and_keeps_the_mean() {
         assert_eq!(out, x);
         assert!(elementwise::dropout(dev, &x, 1.0, &draw, &mut out).is_err());
     });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_shape_of_norm_and_head_equals_the_reference(
+        t in 0usize..200,
+        h in 2usize..150,
+        v in 1usize..40,
+        chunk in 1usize..70,
+        threads in 1usize..4,
+        seed in 0u64..1000,
+    ) {
+        let (x, w, dy) = (values(seed, t * h), values(seed + 1, h), values(seed + 2, t * h));
+        let (want, ..) = plain::norm(&x, &w, &[], 1e-2, false);
+        let (want_dx, want_dw, _) = plain::norm_backward(&x, &w, 1e-2, &dy, false);
+        let dev = Device::new(threads);
+        let (mut y, mut dx, mut dw, mut rstd) = (x.clone(), x.clone(), vec![0.0; h], vec![0.0; t]);
+        rms_norm::forward(&dev, &x, w[..].into(), 1e-2, &mut y, &mut rstd).unwrap();
+        rms_norm::backward(&dev, &x, w[..].into(), &rstd, &dy, &mut dx, Some(&mut dw)).unwrap();
+        prop_assert!(rel_norm(&y, &want) < 1e-6 && rel_norm(&dx, &want_dx) < 2e-6 && rel_norm(&dw, &want_dw) < 2e-6);
+        let targets: Vec<i32> = (0..t).map(|i| if i % 4 == 1 { IGNORE } else { ((i * 31) % v) as i32 }).collect();
+        let few = t.min(60);
+        head_case(few, h.min(20), v, chunk, seed % 2 == 0, &targets[..few]);
+    }
 }

@@ -50,7 +50,10 @@ pub struct Attention<'a> {
 
 impl Attention<'_> {
     fn check(&self, tq: usize, tk: usize) -> Result<()> {
-        if self.heads == 0 || self.kv_heads == 0 || self.head_dim == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+        if self.head_dim == 0 {
+            return bad_shape("attention", "a head dimension of 0");
+        }
+        if self.heads == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return bad_shape(
                 "attention",
                 format!("{} query heads do not divide over {} key/value heads", self.heads, self.kv_heads),

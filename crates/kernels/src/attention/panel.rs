@@ -139,6 +139,9 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
     let (w, at, stride) = (N * S::LANES, g.key_offset(keys.first), g.key_stride());
     // SAFETY: the caller's promise.
     unsafe {
+        if N == 1 {
+            prefetch(s, g, keys, k);
+        }
         let a = Left { ptr: k.as_ptr().add(at), row: stride, step: 1 };
         product::<S, N>(s, keys.count, g.dim, a, (q.as_ptr(), w), (p.as_mut_ptr(), w), Start::Zero);
         let never = s.splat(f32::NEG_INFINITY);
@@ -176,9 +179,24 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         if keys.masked && !finite(s, g, keys, v) {
             return fold_values_exactly::<S, N>(s, g, keys, v, p, (from, to), run);
         }
+        if N == 1 {
+            prefetch(s, g, keys, v);
+        }
         let a = Left { ptr: v.as_ptr().add(at), row: 1, step: stride };
         let start = Start::Scaled(run.factor.as_ptr());
         product::<S, N>(s, g.dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
+    }
+}
+
+/// Asks for the rows of the block after `keys`. A decoding step does so little with each row that memory sets its pace, and rows of
+/// one head lie too far apart for the processor to foresee.
+#[inline(always)]
+fn prefetch<S: Simd>(s: S, g: Group, keys: Keys, x: &[f32]) {
+    for j in 0..keys.count {
+        let row = x.as_ptr().wrapping_add(g.key_offset(keys.first + BLOCK + j));
+        for d in (0..g.dim).step_by(16) {
+            s.prefetch(row.wrapping_add(d));
+        }
     }
 }
 

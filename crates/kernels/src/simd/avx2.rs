@@ -166,4 +166,8 @@ impl Simd for Avx2 {
             _mm_storeu_si128(p.cast(), packed);
         })
     }
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+    }
 }

@@ -14,6 +14,8 @@ mod avx2;
 mod avx512;
 pub(crate) mod math;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
@@ -88,6 +90,9 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `p` must be writable for LANES values.
     unsafe fn store_bf16_ptr(self, p: *mut bf16, v: Self::V);
+
+    /// Asks for the cache line at `p`, which may be any address.
+    fn prefetch(self, p: *const f32);
 
     /// The values of `x` from `i` on; zero past its end.
     #[inline(always)]

@@ -145,4 +145,6 @@ impl Simd for Portable {
         // SAFETY: the caller's promise.
         unsafe { p.cast::<[bf16; L]>().write_unaligned(v.map(bf16::from_f32)) }
     }
+    #[inline(always)]
+    fn prefetch(self, _p: *const f32) {}
 }
