@@ -27,7 +27,7 @@ pub struct Seq {
     pub q_len: usize,
     /// First row in K and V.
     pub kv_start: usize,
-    /// Number of key rows, at least `q_len`.
+    /// Number of key rows, at least `q_len` and at most 2²⁴.
     pub kv_len: usize,
 }
 
