@@ -152,7 +152,7 @@ impl Loader<'_> {
 
     fn load(&mut self, name: &str) -> Result<LoadedSet> {
         let spec = formats::resolve(name, self.options)?;
-        self.messages.extend(spec.notes.iter().cloned());
+        self.messages.extend(spec.notes.iter().map(|note| format!("{name}: {note}")));
         let (key, path) = match &self.options.cache_dir {
             None => (blake3::hash(name.as_bytes()), None),
             Some(dir) => {

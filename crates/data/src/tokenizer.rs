@@ -140,7 +140,7 @@ impl Tokenizer {
 
     /// A decoder for tokens that come one by one.
     pub fn stream_decoder(&self, skip_special: bool) -> StreamDecoder<'_> {
-        StreamDecoder { tokenizer: self, skip_special, ids: Vec::new(), shown: 0, read: 0 }
+        StreamDecoder { tokenizer: self, skip_special, ids: Vec::new(), context: 0, read: 0, shown: 0 }
     }
 
     /// The id of a token by its exact text.
@@ -287,13 +287,12 @@ pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
     ids: Vec<u32>,
-    /// Where the context of the last shown text begins, and where the unshown tokens begin, in `ids`.
-    shown: usize,
+    /// Where the tokens begin whose text was complete last time, and the tokens after those, in `ids`.
+    context: usize,
     read: usize,
+    /// How much of the text of `ids[context..]` has been given out, in bytes.
+    shown: usize,
 }
-
-/// After so many tokens without a whole character they are shown as they are: no character has more than four bytes.
-const MAX_PENDING: usize = 8;
 
 impl StreamDecoder<'_> {
     /// Takes a token and gives the text that has become certain, often its own, sometimes none.
@@ -302,27 +301,34 @@ impl StreamDecoder<'_> {
     /// If the tokenizer's decoder fails.
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
-        self.take(false)
+        let text = self.tokenizer.decode(&self.ids[self.context..], self.skip_special)?;
+        let certain = certain_len(&text, self.ids.len() - self.read);
+        let new = text.get(self.shown..certain).unwrap_or_default().to_owned();
+        self.shown = self.shown.max(certain);
+        if certain == text.len() {
+            self.context = self.read;
+            self.read = self.ids.len();
+            self.shown = self.tokenizer.decode(&self.ids[self.context..], self.skip_special)?.len();
+        }
+        Ok(new)
     }
 
     /// The rest, with U+FFFD where a character stayed incomplete.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
-    pub fn finish(mut self) -> Result<String> {
-        self.take(true)
+    pub fn finish(self) -> Result<String> {
+        let text = self.tokenizer.decode(&self.ids[self.context..], self.skip_special)?;
+        Ok(text.get(self.shown..).unwrap_or_default().to_owned())
     }
+}
 
-    fn take(&mut self, last: bool) -> Result<String> {
-        let before = self.tokenizer.decode(&self.ids[self.shown..self.read], self.skip_special)?;
-        let now = self.tokenizer.decode(&self.ids[self.shown..], self.skip_special)?;
-        let forced = last || self.ids.len() - self.read >= MAX_PENDING;
-        if now.len() <= before.len() || (now.ends_with('\u{fffd}') && !forced) {
-            return Ok(String::new());
-        }
-        let new = now.get(before.len()..).unwrap_or_default().to_owned();
-        self.shown = self.read;
-        self.read = self.ids.len();
-        Ok(new)
-    }
+/// The length without what more tokens may change: bytes that are no character yet are shown as U+FFFD.
+///
+/// A byte-fallback decoder shows a whole run of byte tokens so until the run is valid, so the whole tail waits. After
+/// very many tokens the bytes must be broken, and only the last three can still be the beginning of a character.
+fn certain_len(text: &str, waiting: usize) -> usize {
+    let limit = if waiting < 64 { usize::MAX } else { 3 };
+    let held = text.chars().rev().take(limit).take_while(|c| *c == char::REPLACEMENT_CHARACTER).count();
+    text.len() - held * char::REPLACEMENT_CHARACTER.len_utf8()
 }

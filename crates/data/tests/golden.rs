@@ -129,3 +129,19 @@ fn assistant_positions(chat: &Conversation) -> Vec<usize> {
     let messages = chat.messages.iter().enumerate();
     messages.filter(|(_, m)| m.role == Role::Assistant).map(|(i, _)| i).collect()
 }
+
+#[test]
+fn streamed_text_waits_for_whole_characters() {
+    let tokenizer = tokenizer("tiny-chatml");
+    let ids = tokenizer.encode("a👋🏽\u{fffd}\u{fffd}𝀀好").unwrap();
+    let mut stream = tokenizer.stream_decoder(false);
+    let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id).unwrap()).filter(|p| !p.is_empty()).collect();
+    assert_eq!(pieces, ["a", "👋", "🏽", "\u{fffd}\u{fffd}𝀀", "好"]);
+    assert_eq!(stream.finish().unwrap(), "");
+    // Half a character at the end.
+    let mut stream = tokenizer.stream_decoder(false);
+    for id in &ids[..3] {
+        stream.push(*id).unwrap();
+    }
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}

@@ -177,7 +177,8 @@ fn the_cache_is_used_and_mended() {
     assert!(prepared(&threads).unwrap().datasets.iter().all(|d| d.from_cache));
 
     // Whatever happens to a file, the same data comes out.
-    let broken: [&dyn Fn(&mut Vec<u8>); 5] = [
+    type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let broken: [Damage<'_>; 5] = [
         &|b| b.truncate(b.len() / 2),
         &|b| b.clear(),
         &|b| {

@@ -17,6 +17,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a test has no one who could pass the folder on")]
 fn real_tokenizers_and_templates() {
     let Some(root) = std::env::var_os("PHALANX_DATA_DIR").map(PathBuf::from) else {
         eprintln!("skipped: PHALANX_DATA_DIR is not set; see tests/real_oracle.py");

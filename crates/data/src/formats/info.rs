@@ -203,9 +203,7 @@ fn from_entry(name: &str, entry: &Value, info_path: &Path, options: &DataOptions
     let mut notes = Vec::new();
     for (key, value) in [("subset", &entry.subset), ("split", &entry.split), ("folder", &entry.folder)] {
         if let Some(value) = value.as_deref().filter(|v| *v != "train") {
-            notes.push(format!(
-                "{name}: {key}: {value} selects parts of a hub data set and has no effect on local files"
-            ));
+            notes.push(format!("{key}: {value} selects parts of a hub data set and has no effect on local files"));
         }
     }
     let files = list_files(&options.dataset_dir.join(&file_name), &wrong)?;
@@ -389,6 +387,6 @@ fn detect(name: &str, path: &Path, options: &DataOptions) -> Result<DatasetSpec>
         tags: Tags::of(format),
         ranking,
         num_samples: None,
-        notes: vec![format!("{name}: not in dataset_info.json, read as {shape}")],
+        notes: vec![format!("not in dataset_info.json, read as {shape}")],
     })
 }

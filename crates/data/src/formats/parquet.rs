@@ -3,6 +3,7 @@
 //! Codecs: none, snappy, gzip, lz4. Zstandard exists in C only, and the default build holds none.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use parquet::basic::Compression;
@@ -15,9 +16,16 @@ use crate::error::{DataError, Result};
 
 pub(super) fn open(path: &Path, file: File) -> Result<RawIter> {
     let broken = |e: &dyn std::fmt::Display| DataError::file(path, format!("not a readable Parquet file: {e}"));
-    let reader = SerializedFileReader::new(file).map_err(|e| broken(&e))?;
+    let len = file.metadata().map_err(|e| DataError::io("read", path, e))?.len();
+    let reader = shielded(|| SerializedFileReader::new(file)).map_err(|e| broken(&e))?;
     for group in reader.metadata().row_groups() {
         for column in group.columns() {
+            let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let inside = |start: u64, size: u64| start.checked_add(size).is_some_and(|end| end <= len);
+            match (u64::try_from(start), u64::try_from(column.compressed_size())) {
+                (Ok(start), Ok(size)) if inside(start, size) => {}
+                _ => return Err(broken(&"a column lies outside the file")),
+            }
             let codec = column.compression();
             if !matches!(
                 codec,
@@ -39,14 +47,32 @@ pub(super) fn open(path: &Path, file: File) -> Result<RawIter> {
         }
     }
     let path = path.to_path_buf();
+    let mut rows = Some(shielded(|| Ok(reader.into_iter())).map_err(|e| DataError::file(&path, e))?);
     let mut index = 0u64;
-    Ok(Box::new(reader.into_iter().map(move |row| {
+    Ok(Box::new(std::iter::from_fn(move || {
         index += 1;
         let place = Place::Record(index);
-        let row =
-            row.map_err(|e| DataError::record(&path, place.to_string(), format!("cannot read the Parquet row: {e}")))?;
-        Ok(Raw { value: row_value(&row), place })
+        let next = shielded(|| rows.as_mut().map_or(Ok(None), |rows| rows.next().transpose()));
+        if !matches!(next, Ok(Some(_))) {
+            rows = None;
+        }
+        match next.transpose()? {
+            Ok(row) => Some(Ok(Raw { value: row_value(&row), place })),
+            Err(e) => Some(Err(DataError::record(
+                &path,
+                place.to_string(),
+                format!("cannot read the Parquet row: {e}; the file may be damaged"),
+            ))),
+        }
     })))
+}
+
+/// Runs a call into the `parquet` crate, which panics on some damaged files. What it was working on is dropped.
+fn shielded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|e| e.to_string()),
+        Err(_) => Err("its structure is inconsistent".into()),
+    }
 }
 
 fn row_value(row: &Row) -> Value {
