@@ -167,17 +167,16 @@ impl Job {
     }
 
     fn load_adapters(&mut self, checkpoint: Option<&Path>) -> Result<()> {
-        let folders: Vec<PathBuf> = match (checkpoint, self.config.method.create_new_adapter) {
-            (Some(dir), _) if self.lora.is_some() => vec![dir.to_path_buf()],
-            _ => self.config.model.adapter_name_or_path.clone(),
-        };
         let training = self.lora.is_some();
-        let (last, merged) = match folders.split_last() {
-            // Only the last adapter stays an adapter; those before it, or all when a new one is made, are merged first.
-            Some(_) if training && self.config.method.create_new_adapter && checkpoint.is_none() => (None, &folders[..]),
-            Some((last, rest)) => (Some(last), rest),
-            None => (None, &folders[..]),
+        let named = self.config.model.adapter_name_or_path.clone();
+        // Only the last adapter stays an adapter; those before it, or all when a new one is made, are merged first. A checkpoint
+        // stands for the one that trains, on the same merged base.
+        let (last, merged) = match named.split_last() {
+            Some((last, before)) if !(training && self.config.method.create_new_adapter) => (Some(last), before),
+            _ => (None, &named[..]),
         };
+        let resumed = checkpoint.filter(|_| training).map(Path::to_path_buf);
+        let last = resumed.as_ref().or(last);
         for dir in merged {
             self.merge_adapter(dir)?;
         }
@@ -188,6 +187,16 @@ impl Job {
                 self.replace(&loaded.replaced)?;
                 if training {
                     let planned = self.plan.modules.iter().filter(|(_, m)| m.adapter).map(|(p, _)| p);
+                    let frozen =
+                        |name: &str| !self.model.parameters().iter().any(|p| p.name() == name && p.trainable());
+                    if let Some(name) = loaded.replaced.keys().find(|name| frozen(name)) {
+                        return Err(TrainError::Adapter {
+                            path: dir.clone(),
+                            why: format!(
+                                "holds {name} (modules_to_save), which would be frozen and not saved again; name its module in additional_target"
+                            ),
+                        });
+                    }
                     if !planned.eq(loaded.adapters.by_path.keys()) {
                         return Err(TrainError::Adapter {
                             path: dir.clone(),
@@ -213,12 +222,22 @@ impl Job {
     fn merge_adapter(&self, dir: &Path) -> Result<()> {
         let loaded = adapter::load(&self.rt, dir, &|name| self.shape_of(name))?;
         self.replace(&loaded.replaced)?;
+        let params = self.model.parameters();
+        let (mut asked, mut changed) = (false, false);
         for (path, lora) in &loaded.adapters.by_path {
             let name = format!("{path}.weight");
-            if let Some(p) = self.model.parameters().iter().find(|p| p.name() == name) {
-                let values = adapter::merged(&self.rt, p, lora)?;
-                self.set_value(p, &values)?;
-            }
+            let Some(p) = params.iter().find(|p| p.name() == name) else { continue };
+            let values = adapter::merged(&self.rt, p, lora)?;
+            let before = self.rt.to_vec(&p.value()?)?;
+            self.set_value(p, &values)?;
+            asked |= self.rt.to_vec(&lora.b.value()?)?.iter().any(|&x| x != 0.0);
+            changed |= before != self.rt.to_vec(&p.value()?)?;
+        }
+        if asked && !changed {
+            return Err(TrainError::Adapter {
+                path: dir.to_path_buf(),
+                why: "is smaller than a rounding step of the bf16 weights it would be merged into, and would be lost; use float32 (bf16: false, or infer_dtype: float32)".into(),
+            });
         }
         Ok(())
     }
@@ -252,7 +271,11 @@ impl Job {
     }
 }
 
-fn model_config(config: &Config) -> Result<ModelConfig> {
+/// The architecture that a configuration names.
+///
+/// # Errors
+/// If there is none, or it cannot be read.
+pub fn model_config(config: &Config) -> Result<ModelConfig> {
     let m = &config.model;
     if let Some(map) = &m.model {
         return Ok(ModelConfig::from_json("model", crate::yaml_value(&map.0))?);
@@ -270,7 +293,11 @@ fn model_config(config: &Config) -> Result<ModelConfig> {
     }
 }
 
-fn tokenizer_dir(config: &Config) -> Result<PathBuf> {
+/// The folder that tokenizer files come from.
+///
+/// # Errors
+/// If the configuration names none.
+pub fn tokenizer_dir(config: &Config) -> Result<PathBuf> {
     let m = &config.model;
     let named = m.tokenizer_name_or_path.clone().or_else(|| m.model_name_or_path.as_ref().map(PathBuf::from));
     match named {
@@ -329,10 +356,7 @@ pub fn data_options(config: &Config) -> DataOptions {
         val_size: d.val_size,
         shuffle: !d.disable_shuffling,
         seed: config.train.data_seed.unwrap_or(config.train.seed),
-        cache_dir: d
-            .tokenized_path
-            .clone()
-            .or_else(|| config.train.output_dir.as_ref().map(|o| o.join(".cache"))),
+        cache_dir: d.tokenized_path.clone().or_else(|| config.train.output_dir.as_ref().map(|o| o.join(".cache"))),
         overwrite_cache: d.overwrite_cache,
         preprocessing_num_workers: d.preprocessing_num_workers.unwrap_or(0),
         ..DataOptions::default()

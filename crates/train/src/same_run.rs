@@ -43,6 +43,8 @@ const STRUCTURE: &[&str] = &[
     "plan.adapters",
 ];
 
+/// For the test alone: a key that is in no list counts as one of these.
+#[cfg(test)]
 const NUMBERS: &[&str] = &[
     "model_name_or_path",
     "stage",

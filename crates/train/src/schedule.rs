@@ -14,26 +14,52 @@ pub enum Shape {
         /// Floor, as a share of the rate.
         min_ratio: f64,
     },
-    /// Warm-up, stable, decay (Hu et al., arXiv 2404.06395).
+    /// Warm-up, stable, decay (Hu et al., arXiv 2404.06395). Rises from the floor, not from 0, as in `transformers`.
     Wsd {
-        /// Steps that decay at the end.
+        /// Form of the warm-up.
+        rise: Slope,
+        /// Steps at the full rate.
+        stable_steps: u64,
+        /// Steps that decay after them.
         decay_steps: u64,
-        /// Floor, as a share of the rate.
-        min_ratio: f64,
         /// Form of the decay.
-        decay: Decay,
+        fall: Slope,
+        /// Half-waves of a cosine decay; 0.5 is one fall from top to bottom.
+        cycles: f64,
+        /// Floor, as a share of the rate; stays after the decay.
+        min_ratio: f64,
     },
 }
 
-/// How WSD goes down.
+/// How WSD goes up or down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
+pub enum Slope {
     /// A straight line.
     Linear,
-    /// Half a cosine.
+    /// A piece of a cosine.
     Cosine,
     /// 1 − √progress.
     OneMinusSqrt,
+}
+
+impl Slope {
+    /// From 0 to 1.
+    fn up(self, progress: f64) -> f64 {
+        match self {
+            Slope::Linear => progress,
+            Slope::Cosine => 0.5 * (1.0 - (std::f64::consts::PI * progress).cos()),
+            Slope::OneMinusSqrt => 1.0 - (1.0 - progress).sqrt(),
+        }
+    }
+
+    /// From 1 to 0 (to wherever `cycles` end, for a cosine).
+    fn down(self, progress: f64, cycles: f64) -> f64 {
+        match self {
+            Slope::Linear => 1.0 - progress,
+            Slope::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * cycles * 2.0 * progress).cos()),
+            Slope::OneMinusSqrt => 1.0 - progress.sqrt(),
+        }
+    }
 }
 
 /// A schedule over a run of known length.
@@ -53,7 +79,12 @@ impl Schedule {
     /// The rate of the update that follows `done` finished updates.
     pub fn at(&self, done: u64) -> f64 {
         if done < self.warmup_steps {
-            return self.lr * done as f64 / self.warmup_steps.max(1) as f64;
+            let progress = done as f64 / self.warmup_steps.max(1) as f64;
+            return self.lr
+                * match self.shape {
+                    Shape::Wsd { rise, min_ratio, .. } => min_ratio + (1.0 - min_ratio) * rise.up(progress),
+                    _ => progress,
+                };
         }
         let after = (done - self.warmup_steps) as f64;
         let span = self.total_steps.saturating_sub(self.warmup_steps).max(1) as f64;
@@ -65,18 +96,15 @@ impl Schedule {
                 let wave = 0.5 * (1.0 + (std::f64::consts::PI * cycles * 2.0 * progress).cos());
                 min_ratio + (1.0 - min_ratio) * wave.max(0.0)
             }
-            Shape::Wsd { decay_steps, min_ratio, decay } => {
-                let begins = self.total_steps.saturating_sub(decay_steps).max(self.warmup_steps);
+            Shape::Wsd { stable_steps, decay_steps, fall, cycles, min_ratio, .. } => {
+                let begins = self.warmup_steps + stable_steps;
                 if done < begins {
                     1.0
+                } else if done < begins + decay_steps {
+                    let p = (done - begins) as f64 / decay_steps.max(1) as f64;
+                    (min_ratio + (1.0 - min_ratio) * fall.down(p, cycles)).max(0.0)
                 } else {
-                    let p = ((done - begins) as f64 / decay_steps.max(1) as f64).min(1.0);
-                    let fall = match decay {
-                        Decay::Linear => 1.0 - p,
-                        Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * p).cos()),
-                        Decay::OneMinusSqrt => 1.0 - p.sqrt(),
-                    };
-                    min_ratio + (1.0 - min_ratio) * fall
+                    min_ratio
                 }
             }
         };
@@ -92,14 +120,14 @@ mod tests {
         Schedule { lr: 2.0, warmup_steps: 4, total_steps: 20, shape }
     }
 
+    fn wsd(fall: Slope, min_ratio: f64) -> Shape {
+        Shape::Wsd { rise: Slope::Linear, stable_steps: 11, decay_steps: 5, fall, cycles: 0.5, min_ratio }
+    }
+
     #[test]
     fn warm_up_rises_from_zero_and_every_shape_starts_at_the_top() {
-        let shapes = [
-            Shape::Constant,
-            Shape::Linear,
-            Shape::Cosine { cycles: 0.5, min_ratio: 0.0 },
-            Shape::Wsd { decay_steps: 5, min_ratio: 0.1, decay: Decay::Linear },
-        ];
+        let shapes =
+            [Shape::Constant, Shape::Linear, Shape::Cosine { cycles: 0.5, min_ratio: 0.0 }, wsd(Slope::Linear, 0.0)];
         for s in shapes {
             let s = schedule(s);
             assert_eq!((s.at(0), s.at(2), s.at(4)), (0.0, 1.0, 2.0), "{s:?}");
@@ -112,8 +140,8 @@ mod tests {
         assert_eq!(schedule(Shape::Linear).at(20), 0.0);
         let c = schedule(Shape::Cosine { cycles: 0.5, min_ratio: 0.25 });
         assert!((c.at(12) - 1.25).abs() < 1e-12 && (c.at(20) - 0.5).abs() < 1e-12);
-        for decay in [Decay::Linear, Decay::Cosine, Decay::OneMinusSqrt] {
-            let w = schedule(Shape::Wsd { decay_steps: 5, min_ratio: 0.1, decay });
+        for decay in [Slope::Linear, Slope::Cosine, Slope::OneMinusSqrt] {
+            let w = schedule(wsd(decay, 0.1));
             assert_eq!(w.at(14), 2.0);
             assert!(w.at(16) < 2.0 && (w.at(20) - 0.2).abs() < 1e-12, "{decay:?}");
         }

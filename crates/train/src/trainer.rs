@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use phalanx_config::{LrSchedulerType, Steps, Strategy};
+use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, WarmupType};
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
@@ -17,7 +17,7 @@ use crate::evaluate::{evaluate, perplexity};
 use crate::job::{Job, data_options};
 use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
 use crate::run_files::RunFiles;
-use crate::schedule::{Decay, Schedule, Shape};
+use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::{LossCount, forward_backward, layout};
 use crate::{Result, TrainError, adapter};
 
@@ -27,6 +27,8 @@ pub trait Observer {
     fn message(&mut self, text: &str);
     /// A step was done; `logged` when it also went into the metrics.
     fn step(&mut self, step: &ProgressStep, logged: bool);
+    /// A micro-batch was read: the numbers of its documents ([`phalanx_data::Batch::sample_ids`]).
+    fn samples(&mut self, _ids: &[u64]) {}
 }
 
 /// How a run ended.
@@ -60,8 +62,9 @@ fn total_steps(job: &Job, rows: u64) -> (u64, u64) {
     (total.max(1), per_epoch)
 }
 
-fn schedule(job: &Job, total: u64) -> Schedule {
-    let t = &job.config.train;
+/// The learning rate of a configuration over a run of `total` steps.
+pub fn schedule(config: &Config, total: u64) -> Schedule {
+    let t = &config.train;
     let k = &t.lr_scheduler_kwargs;
     let warmup = match t.warmup_steps {
         s if !s.is_zero() => s.of(total),
@@ -75,17 +78,29 @@ fn schedule(job: &Job, total: u64) -> Schedule {
         LrSchedulerType::Cosine => (Shape::Cosine { cycles: k.num_cycles, min_ratio: 0.0 }, warmup),
         LrSchedulerType::CosineWithMinLr => (Shape::Cosine { cycles: k.num_cycles, min_ratio: floor }, warmup),
         LrSchedulerType::WarmupStableDecay => {
-            let decay_steps = match (k.num_decay_steps, k.num_stable_steps) {
-                (Some(d), _) => d.of(total),
-                (None, Some(s)) => total.saturating_sub(warmup + s.of(total)),
-                (None, None) => total.div_ceil(10),
+            let left = total.saturating_sub(warmup);
+            let (stable_steps, decay_steps) = match (k.num_stable_steps, k.num_decay_steps) {
+                (Some(s), Some(d)) => (s.of(total), d.of(total)),
+                (Some(s), None) => (s.of(total), left.saturating_sub(s.of(total))),
+                (None, d) => {
+                    let decay = d.map_or(total.div_ceil(10), |d| d.of(total));
+                    (left.saturating_sub(decay), decay)
+                }
             };
-            let decay = match k.decay_type {
-                phalanx_config::DecayType::Linear => Decay::Linear,
-                phalanx_config::DecayType::Cosine => Decay::Cosine,
-                phalanx_config::DecayType::OneMinusSqrt => Decay::OneMinusSqrt,
+            let rise = match k.warmup_type {
+                WarmupType::Linear => Slope::Linear,
+                WarmupType::Cosine => Slope::Cosine,
+                WarmupType::OneMinusSqrt => Slope::OneMinusSqrt,
             };
-            (Shape::Wsd { decay_steps, min_ratio: k.min_lr_ratio, decay }, warmup)
+            let fall = match k.decay_type {
+                DecayType::Linear => Slope::Linear,
+                DecayType::Cosine => Slope::Cosine,
+                DecayType::OneMinusSqrt => Slope::OneMinusSqrt,
+            };
+            (
+                Shape::Wsd { rise, stable_steps, decay_steps, fall, cycles: k.num_cycles, min_ratio: k.min_lr_ratio },
+                warmup,
+            )
         }
     };
     Schedule { lr: t.learning_rate, warmup_steps: warmup, total_steps: total, shape }
@@ -177,7 +192,7 @@ pub fn train(
     let run = Run {
         env,
         optimizer,
-        schedule: schedule(job, total),
+        schedule: schedule(&job.config, total),
         stream,
         eval,
         files,
@@ -204,7 +219,7 @@ impl Run<'_> {
         }
         while self.state.step < self.total {
             let lr = self.schedule.at(self.state.step);
-            let (loss, grad_norm, updated) = self.step(lr)?;
+            let (loss, grad_norm, updated) = self.step(lr, watch)?;
             self.state.interval.add(loss, grad_norm, updated);
             self.state.step += 1;
             let seconds = self.started.elapsed().as_secs_f64();
@@ -240,7 +255,8 @@ impl Run<'_> {
             if due(t.eval_strategy, t.eval_steps.unwrap_or(t.logging_steps), step, self.total, epoch_ends) {
                 eval_loss = self.evaluate(watch)?;
             }
-            let saves = due(t.save_strategy, t.save_steps, step, self.total, epoch_ends);
+            // After a broken step there is nothing new to keep, and a good checkpoint must not make room for it.
+            let saves = due(t.save_strategy, t.save_steps, step, self.total, epoch_ends) && self.skipped_in_a_row == 0;
             let stopping = stop.load(Ordering::Relaxed);
             if saves || (last && t.save_strategy != Strategy::No) || stopping {
                 let path = self.save(watch)?;
@@ -257,11 +273,12 @@ impl Run<'_> {
     }
 
     /// One step: a window of micro-batches, then an update unless a value is not finite.
-    fn step(&mut self, lr: f64) -> Result<(LossCount, f64, bool)> {
+    fn step(&mut self, lr: f64, watch: &mut dyn Observer) -> Result<(LossCount, f64, bool)> {
         let t = &self.job.config.train;
         let mut window = LossCount::default();
         for _ in 0..t.gradient_accumulation_steps {
             let batch = self.stream.next_batch(t.per_device_train_batch_size)?;
+            watch.samples(&batch.sample_ids);
             let env = self.env.for_batch(layout(&batch), self.state.moment);
             self.state.moment += 1;
             self.state.tokens += batch.ids.len() as u64;
@@ -279,7 +296,7 @@ impl Run<'_> {
             self.optimizer.zero_grad();
             self.state.skipped += 1;
             self.skipped_in_a_row += u64::from(!finite);
-            if self.skipped_in_a_row > self.job.config.run.max_skipped_steps {
+            if !finite && self.skipped_in_a_row >= self.job.config.run.max_skipped_steps {
                 let last = checkpoint::list(&self.dir).pop().map_or("none".into(), |(_, p)| p.display().to_string());
                 return Err(TrainError::NotFinite {
                     step: self.state.step + 1,
