@@ -11,7 +11,7 @@ impl phalanx_train::trainer::Observer for Print {
         println!("{text}");
     }
     fn step(&mut self, step: &phalanx_report::Step, logged: bool) {
-        if logged && (step.step % 50 == 0 || step.step < 50) {
+        if logged && (step.step.is_multiple_of(50) || step.step < 50) {
             println!("{}", step.plain());
         }
     }

@@ -39,6 +39,10 @@ impl Folder {
     pub fn stories(&self) -> PathBuf {
         self.dir.join("stories.jsonl")
     }
+    /// What says how to read it.
+    pub fn dataset_info(&self) -> PathBuf {
+        self.dir.join("dataset_info.json")
+    }
     /// The tokenizer's files.
     pub fn tokenizer(&self) -> PathBuf {
         self.dir.join("tokenizer")
@@ -55,7 +59,7 @@ impl Folder {
     pub fn look(&self) -> Result<Contents> {
         if !self.config().is_file() {
             // A demo that was stopped while it wrote its corpus has no configuration yet, and nothing worth keeping.
-            let ours = [self.stories(), self.tokenizer()];
+            let ours = [self.stories(), self.dataset_info(), self.tokenizer()];
             let mut entries = match std::fs::read_dir(&self.dir) {
                 Ok(entries) => entries,
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Contents::Nothing),
@@ -88,13 +92,13 @@ impl Folder {
         for dir in [self.model(), self.tokenizer()] {
             gone(&dir, std::fs::remove_dir_all(&dir))?;
         }
-        for file in [self.stories(), self.config()] {
+        for file in [self.stories(), self.dataset_info(), self.config()] {
             gone(&file, std::fs::remove_file(&file))?;
         }
         Ok(())
     }
 
-    /// Writes the corpus, as a whole.
+    /// Writes the corpus as the data set `stories`.
     ///
     /// # Errors
     /// If the disk refuses.
@@ -102,6 +106,8 @@ impl Folder {
         atomic::write_file(self.stories(), |out| {
             stories.iter().try_for_each(|story| writeln!(out, "{}", json!({"text": story})))
         })?;
+        let info = json!({"stories": {"file_name": "stories.jsonl", "columns": {"prompt": "text"}}});
+        atomic::write_bytes(self.dataset_info(), format!("{info:#}\n").as_bytes())?;
         Ok(())
     }
 }

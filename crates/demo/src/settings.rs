@@ -25,8 +25,7 @@ impl Changes {
         let path = |name: &str| json!(dir.join(name).display().to_string());
         let mut changes = Changes::default();
         changes.set("tokenizer_name_or_path", path("tokenizer"));
-        // A list: a comma in the path is not a separator there.
-        changes.set("dataset", json!([path("stories.jsonl")]));
+        changes.set("dataset_dir", json!(dir.display().to_string()));
         changes.set("output_dir", path("model"));
         changes
     }
@@ -84,7 +83,7 @@ mod tests {
             changes.set("threads", json!(3));
             let config = parse(&changes.apply(DEMO_YAML), Path::new("demo.yaml")).unwrap();
             assert_eq!(config.train.output_dir.as_deref(), Some(&*Path::new(dir).join("model")));
-            assert_eq!(config.data.dataset, [Path::new(dir).join("stories.jsonl").display().to_string()]);
+            assert_eq!(config.data.dataset_dir, Path::new(dir));
             assert_eq!((config.train.max_steps(), config.run.threads), (Some(7), Some(3)));
         }
     }
