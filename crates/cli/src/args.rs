@@ -16,6 +16,8 @@ pub struct Cli {
 /// The verbs.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Train a small story teller from nothing in about two minutes: no model, no data, no download.
+    Demo(Demo),
     /// Train a model as a configuration file says.
     #[command(after_help = "Example: phalanx train examples/lora.yaml learning_rate=1e-4 output_dir=out")]
     Train(Configured),
@@ -71,6 +73,35 @@ pub enum Command {
     },
 }
 
+/// Options of `demo`.
+#[derive(Args, Debug)]
+pub struct Demo {
+    /// Folder to write.
+    #[arg(long, visible_alias = "output_dir", default_value = "phalanx-demo")]
+    pub output_dir: PathBuf,
+    /// Train this many minutes: a few steps are timed first.
+    #[arg(long, conflicts_with = "steps")]
+    pub minutes: Option<f64>,
+    /// Train this many steps.
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// Seed of corpus, weights, order and samples.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+    /// Threads; all cores if left out. Changes nothing in the result.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Train a finished demo further.
+    #[arg(long = "continue", conflicts_with = "overwrite")]
+    pub go_on: bool,
+    /// Start anew in the folder of another demo.
+    #[arg(long)]
+    pub overwrite: bool,
+    /// JSON lines on standard output.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// A configuration file and overrides.
 #[derive(Args, Debug)]
 pub struct Configured {
@@ -95,19 +126,19 @@ pub struct Sampling {
     #[arg(long)]
     pub greedy: bool,
     /// Above 1 flattens, below 1 sharpens; 0 is greedy.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
     /// Keep the k likeliest tokens; 0 keeps all.
     #[arg(long)]
     pub top_k: Option<usize>,
     /// Keep the likeliest tokens that make up this share.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub top_p: Option<f64>,
     /// Keep tokens at least this likely, as a share of the likeliest.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub min_p: Option<f64>,
     /// Divide the logits of tokens already seen; 1 is off.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
     /// Texts that end an answer.
     #[arg(long)]

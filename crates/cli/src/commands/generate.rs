@@ -35,7 +35,7 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let mut requests = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let ids = match &template {
-            None => tokenizer.encode(prompt)?,
+            None => tokenizer.encode_plain(prompt)?,
             Some(t) => {
                 let chat = Conversation {
                     system: a.system.clone(),

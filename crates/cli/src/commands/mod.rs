@@ -4,6 +4,7 @@ mod bench;
 mod chat;
 mod configured;
 mod data;
+mod demo;
 mod doctor;
 mod eval;
 mod export;
@@ -13,6 +14,7 @@ mod model;
 mod plan;
 mod train;
 mod verify;
+mod watch;
 
 use phalanx_report::Style;
 use phalanx_tensor::Runtime;
@@ -23,6 +25,7 @@ use crate::outcome::{Outcome, Result};
 /// Runs the command.
 pub fn run(cli: Cli) -> Result<Outcome> {
     match cli.command {
+        Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train::run(&args.args),
         Command::Eval(args) => eval::run(&args.args),
         Command::Export(args) => export::run(&args.args),
@@ -47,7 +50,7 @@ fn runtime(threads: Option<usize>) -> Result<Runtime> {
 }
 
 /// How text on standard output looks. The one place where the binary reads `NO_COLOR`.
-#[allow(clippy::disallowed_methods)]
+#[expect(clippy::disallowed_methods, reason = "the one door for the environment")]
 fn style() -> Style {
     Style::of(&std::io::stdout(), std::env::var("NO_COLOR").ok().as_deref())
 }

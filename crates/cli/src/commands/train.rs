@@ -6,13 +6,14 @@ use std::sync::atomic::AtomicBool;
 
 use phalanx_config::{Purpose, Stage};
 use phalanx_data::prepare;
-use phalanx_report::{Ending, ProcessMemory, Progress, Step, Summary, units};
+use phalanx_report::{Ending, ProcessMemory, Summary, units};
 use phalanx_train::job::{Job, Use, data_options, method_name};
 use phalanx_train::resume::starting_point;
 use phalanx_train::trainer::{self, Finished, Observer};
 use serde_json::json;
 
 use super::configured;
+use super::watch::{Watch, interrupts};
 use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
@@ -20,7 +21,8 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let start = starting_point(&c.config)?;
     let mut job = Job::prepare(c.config, Use::Train)?;
     let tokenizer = job.tokenizer()?;
-    let mut watch = Watch { progress: None, json: c.json, plain: c.plain };
+    phalanx_train::disk::check_space(&job)?;
+    let mut watch = Watch::new(c.json, c.plain || job.config.train.disable_tqdm == Some(true));
     start.notes.iter().for_each(|n| watch.message(n));
     let template = match job.config.method.stage {
         Stage::Pt => None,
@@ -40,15 +42,6 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let interrupted = finished.interrupted.is_some();
     conclude(&job, finished, args, c.json)?;
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Done })
-}
-
-/// First Ctrl-C: save after the step in progress. Second: end at once.
-fn interrupts(stop: &Arc<AtomicBool>) -> Result<()> {
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop))?;
-        signal_hook::flag::register(signal, Arc::clone(stop))?;
-    }
-    Ok(())
 }
 
 fn describe(job: &Job, data: &phalanx_data::Prepared, watch: &mut Watch) {
@@ -129,44 +122,4 @@ fn conclude(job: &Job, f: Finished, args: &[String], as_json: bool) -> Result<()
         }
     }
     Ok(())
-}
-
-/// Shows a run on standard error (or as JSON lines on standard output).
-struct Watch {
-    progress: Option<Progress>,
-    json: bool,
-    plain: bool,
-}
-
-impl Watch {
-    fn finish(&mut self) {
-        if let Some(p) = &mut self.progress {
-            p.finish();
-        }
-    }
-}
-
-impl Observer for Watch {
-    fn message(&mut self, text: &str) {
-        match (&mut self.progress, self.json) {
-            (_, true) => println!("{}", json!({"event": "message", "text": text})),
-            (Some(p), _) => p.line(text),
-            (None, _) => eprintln!("{text}"),
-        }
-    }
-
-    fn step(&mut self, step: &Step, logged: bool) {
-        if self.json {
-            if logged {
-                println!(
-                    "{}",
-                    json!({"event": "step", "step": step.step, "total": step.total, "epoch": step.epoch, "loss": step.loss,
-                        "learning_rate": step.learning_rate, "grad_norm": step.grad_norm,
-                        "tokens_per_second": step.tokens_per_second, "memory_bytes": step.memory})
-                );
-            }
-            return;
-        }
-        self.progress.get_or_insert_with(|| Progress::new(step.total, self.plain)).step(step, logged);
-    }
 }

@@ -1,0 +1,68 @@
+//! `phalanx demo`
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use phalanx_demo::{Existing, Observer, Options};
+use phalanx_train::trainer::Observer as _;
+use serde_json::json;
+
+use super::watch::{Watch, interrupts};
+use crate::args::Demo;
+use crate::outcome::{Outcome, Result};
+
+/// The demo talks in headings and blocks besides messages and steps.
+struct Show(Watch);
+
+impl phalanx_train::trainer::Observer for Show {
+    fn message(&mut self, text: &str) {
+        self.0.message(text);
+    }
+    fn step(&mut self, step: &phalanx_report::Step, logged: bool) {
+        self.0.step(step, logged);
+    }
+}
+
+impl Observer for Show {
+    fn heading(&mut self, text: &str) {
+        if self.0.is_json() {
+            self.0.message(text);
+        } else {
+            eprintln!("\n{}", super::style().bold(text));
+        }
+    }
+    fn block(&mut self, text: &str) {
+        if self.0.is_json() {
+            self.0.message(text);
+        } else {
+            eprintln!("{}", text.trim_end_matches('\n'));
+        }
+    }
+    fn trained(&mut self) {
+        self.0.finish();
+    }
+}
+
+pub fn run(a: &Demo) -> Result<Outcome> {
+    let existing = match (a.go_on, a.overwrite) {
+        (true, _) => Existing::Continue,
+        (_, true) => Existing::Overwrite,
+        _ => Existing::Keep,
+    };
+    let options = Options {
+        output_dir: a.output_dir.clone(),
+        minutes: a.minutes,
+        steps: a.steps,
+        seed: a.seed,
+        threads: a.threads,
+        existing,
+        ..Options::default()
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    interrupts(&stop)?;
+    let done = phalanx_demo::run(&options, &stop, &mut Show(Watch::new(a.json, false)))?;
+    if a.json {
+        println!("{}", json!({"event": "outcome", "outcome": done}));
+    }
+    Ok(if done.interrupted.is_some() { Outcome::Interrupted } else { Outcome::Done })
+}
