@@ -64,10 +64,10 @@ pub fn walk(root: &dyn Describe, on: &mut dyn FnMut(Walk<'_>)) {
 pub fn parameters(root: &dyn Describe) -> Vec<Parameter> {
     let mut out: Vec<Parameter> = Vec::new();
     walk(root, &mut |event| {
-        if let Walk::Parameter(_, p) = event {
-            if !out.iter().any(|q| q.is(p)) {
-                out.push(p.clone());
-            }
+        if let Walk::Parameter(_, p) = event
+            && !out.iter().any(|q| q.is(p))
+        {
+            out.push(p.clone());
         }
     });
     out

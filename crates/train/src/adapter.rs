@@ -55,17 +55,19 @@ pub fn create(
         if o.rank == 0 || o.rank > inputs.min(outputs) {
             return Err(TrainError::setting(
                 "lora_rank",
-                format!("{} does not fit {} [{outputs}, {inputs}]; use 1 to {}", o.rank, site.path, inputs.min(outputs)),
+                format!(
+                    "{} does not fit {} [{outputs}, {inputs}]; use 1 to {}",
+                    o.rank,
+                    site.path,
+                    inputs.min(outputs)
+                ),
             ));
         }
         let a = Parameter::new(format!("{PREFIX}{}.lora_A.weight", site.path), &[o.rank, inputs]);
         let b = Parameter::new(format!("{PREFIX}{}.lora_B.weight", site.path), &[outputs, o.rank]);
         init::uniform(rt, &a, seed, 1.0 / (inputs as f32).sqrt())?;
         init::constant(rt, &b, 0.0)?;
-        by_path.insert(
-            site.path.clone(),
-            Arc::new(LowRank { a, b, scale: o.scale(o.rank), dropout: o.dropout }),
-        );
+        by_path.insert(site.path.clone(), Arc::new(LowRank { a, b, scale: o.scale(o.rank), dropout: o.dropout }));
     }
     Ok(AdapterSet { by_path })
 }
@@ -124,7 +126,9 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
         };
         let view = folder.get(&name)?;
         if let Some(i) = view.first_non_finite()? {
-            return Err(bad(format!("tensor {name} is not finite at element {i}; the file is damaged or its run diverged")));
+            return Err(bad(format!(
+                "tensor {name} is not finite at element {i}; the file is damaged or its run diverged"
+            )));
         }
         let half = ["A", "B"].iter().position(|h| rest.ends_with(&format!(".lora_{h}.weight")));
         match half {
@@ -134,11 +138,15 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
                 let Some([outputs, inputs]) =
                     shape_of(&format!("{module}.weight")).and_then(|s| <[usize; 2]>::try_from(s).ok())
                 else {
-                    return Err(bad(format!("tensor {name}: the model has no linear layer {module}; is this adapter for another model?")));
+                    return Err(bad(format!(
+                        "tensor {name}: the model has no linear layer {module}; is this adapter for another model?"
+                    )));
                 };
                 let want = if h == 0 { [options.rank, inputs] } else { [outputs, options.rank] };
                 if shape != want {
-                    return Err(bad(format!("tensor {name} has shape {shape:?}, this model and r = {rank} need {want:?}")));
+                    return Err(bad(format!(
+                        "tensor {name} has shape {shape:?}, this model and r = {rank} need {want:?}"
+                    )));
                 }
                 let p = Parameter::new(name.clone(), &shape);
                 let mut t = rt.empty(&shape, DType::F32, Category::Weights)?;
@@ -195,8 +203,7 @@ pub fn save(
     let by_name: BTreeMap<&str, &[f32]> = tensors.iter().map(|(n, _, v)| (n.as_str(), v.as_slice())).collect();
     SafetensorsWriter::new(specs)?
         .write_file(dir.join("adapter_model.safetensors"), |spec, sink| sink.write_f32(by_name[spec.name.as_str()]))?;
-    let modules_to_save: BTreeSet<&str> =
-        saved.iter().filter_map(|(p, _)| p.name().rsplit('.').nth(1)).collect();
+    let modules_to_save: BTreeSet<&str> = saved.iter().filter_map(|(p, _)| p.name().rsplit('.').nth(1)).collect();
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
         "r": options.rank, "lora_alpha": if options.alpha.fract() == 0.0 { json!(options.alpha as i64) } else { json!(options.alpha) },

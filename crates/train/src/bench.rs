@@ -113,8 +113,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     let mut env = Env::new(rt.clone(), layout(&batch));
     if o.recompute {
         let plan = phalanx_parallel::Plan { recompute: vec!["model.layers.{*}".into()], ..Default::default() };
-        let resolved =
-            phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
+        let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
         env.plan = resolved.into();
     }
     let (mut times, mut losses) = (vec![], vec![]);

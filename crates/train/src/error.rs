@@ -17,7 +17,9 @@ pub enum TrainError {
     #[error("{}", .0.iter().map(|c| c.to_string()).collect::<Vec<_>>().join("\n"))]
     Plan(Vec<phalanx_parallel::Conflict>),
     /// The loss or the gradients stopped being numbers.
-    #[error("step {step}: the loss or the gradient norm was not finite {skipped} times in a row; last checkpoint: {checkpoint}. Lower learning_rate, raise warmup_steps, or check the data with `phalanx data check`")]
+    #[error(
+        "step {step}: the loss or the gradient norm was not finite {skipped} times in a row; last checkpoint: {checkpoint}. Lower learning_rate, raise warmup_steps, or check the data with `phalanx data check`"
+    )]
     NotFinite {
         /// Step of the last attempt.
         step: u64,

@@ -79,13 +79,17 @@ pub fn export(job: &mut Job, dir: &Path, dtype: StoredDType, max_shard_bytes: u6
             format!("merged and adapted logits differ by {logits_rel:.1e} of the largest logit; nothing was written"),
         ));
     }
-    let trained = adapters.by_path.values().any(|l| {
-        l.b.value().and_then(|b| Ok(job.rt.to_vec(&b)?)).is_ok_and(|b| b.iter().any(|&x| x != 0.0))
-    });
+    let trained = adapters
+        .by_path
+        .values()
+        .any(|l| l.b.value().and_then(|b| Ok(job.rt.to_vec(&b)?)).is_ok_and(|b| b.iter().any(|&x| x != 0.0)));
     if trained && changed == 0 {
         return Err(TrainError::setting(
             "export_dtype",
-            format!("the adapter is smaller than a rounding step of {}: the exported model would be the untrained one; use float32", dtype.name()),
+            format!(
+                "the adapter is smaller than a rounding step of {}: the exported model would be the untrained one; use float32",
+                dtype.name()
+            ),
         ));
     }
     let config = job.model.config().to_json(dtype);

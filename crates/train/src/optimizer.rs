@@ -156,7 +156,8 @@ impl AdamW {
     pub fn round_masters(&self, rt: &Runtime) -> Result<()> {
         for s in &self.states {
             if let Some(m) = &s.master {
-                s.param.update(|v| -> Result<()> { Ok(elementwise::to_bf16(rt.device(), m.f32()?, v.bf16_mut()?)?) })?;
+                s.param
+                    .update(|v| -> Result<()> { Ok(elementwise::to_bf16(rt.device(), m.f32()?, v.bf16_mut()?)?) })?;
             }
         }
         Ok(())

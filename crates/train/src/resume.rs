@@ -91,11 +91,11 @@ fn go_on(config: &Config, path: &Path, strictly: bool) -> Result<Start> {
 
 fn from_path(config: &Config, folder: &Folder, path: &Path) -> Result<Start> {
     let overwrite = config.train.overwrite_output_dir;
-    if !path.join("phalanx_state.json").exists() {
-        if let Some((_, inner)) = checkpoint::list(path).last() {
-            let why = format!("is the folder of a run; name a checkpoint in it, such as {}", inner.display());
-            return Err(TrainError::Checkpoint { path: path.to_path_buf(), why });
-        }
+    if !path.join("phalanx_state.json").exists()
+        && let Some((_, inner)) = checkpoint::list(path).last()
+    {
+        let why = format!("is the folder of a run; name a checkpoint in it, such as {}", inner.display());
+        return Err(TrainError::Checkpoint { path: path.to_path_buf(), why });
     }
     let step = checkpoint::read_state(path)?.step;
     let inside = path.parent().is_some_and(|p| same(p, &folder.dir));

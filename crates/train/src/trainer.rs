@@ -318,9 +318,12 @@ impl Run<'_> {
 
     fn log(&mut self, p: &ProgressStep) -> Result<()> {
         let interval = std::mem::take(&mut self.state.interval);
-        let entry = Entry::new(p.step, p.epoch)
-            .with("loss", interval.loss.mean())
-            .with("grad_norm", interval.last_norm)
+        let mut entry = Entry::new(p.step, p.epoch);
+        // Where every step was skipped there is no loss; a 0 would be a lie.
+        if interval.loss.count > 0 {
+            entry = entry.with("loss", interval.loss.mean()).with("grad_norm", interval.last_norm);
+        }
+        let entry = entry
             .with("learning_rate", p.learning_rate)
             .with("tokens_per_second", p.tokens_per_second)
             .with("num_input_tokens_seen", self.state.tokens)

@@ -10,7 +10,10 @@ use crate::common::{Bench, batch, clear, env, grads, model, run, value};
 /// Eight documents; from one counted token to all of many.
 const DOCS: [(usize, usize); 8] = [(9, 1), (31, 31), (5, 2), (12, 12), (40, 3), (7, 7), (22, 1), (17, 16)];
 
-fn split(sizes: &[usize]) -> (LossCount, Vec<(String, Vec<f32>)>, Vec<Vec<f32>>) {
+/// Loss, gradients by name, and weights after an update.
+type Outcome = (LossCount, Vec<(String, Vec<f32>)>, Vec<Vec<f32>>);
+
+fn split(sizes: &[usize]) -> Outcome {
     let rt = Runtime::new(1);
     let m = model(&rt, 2, false);
     let params = m.parameters();

@@ -59,7 +59,10 @@ fn broken_steps_are_skipped_and_counted() {
     assert_eq!((finished.state.step, finished.state.skipped, finished.state.updates), (8, 2, 6));
     assert_eq!(watch.messages.iter().filter(|m| m.contains("no update")).count(), 2, "{:?}", watch.messages);
     let lines = metrics(&bench.out("out"));
-    assert_eq!(lines.len(), 8);
+    let steps: Vec<f64> = lines.iter().map(|l| l[0]).collect();
+    assert_eq!(steps, [1., 2., 5., 6., 7., 8.], "a skipped step has no loss");
+    let all = std::fs::read_to_string(bench.out("out").join("metrics.jsonl")).unwrap();
+    assert_eq!(all.lines().count(), 8, "but an entry");
     assert!(weights(&bench.out("out")).iter().all(|(_, v)| v.iter().all(|x| x.is_finite())));
 }
 
@@ -73,7 +76,9 @@ fn a_run_that_stays_broken_stops_after_n_steps_and_says_where_to_go_on() {
 
 #[test]
 fn without_the_guard_everything_passes() {
-    let (finished, watch, _bench) = poisoned("nan_guard: false\nsave_steps: 100\n", 6, 99);
+    let (finished, watch, bench) = poisoned("nan_guard: false\nsave_steps: 100\n", 6, 99);
     assert_eq!(finished.unwrap().state.skipped, 0);
     assert!(!watch.steps.last().unwrap().1.is_finite());
+    // What is saved then can be read again.
+    assert_eq!(phalanx_train::checkpoint::read_state(&bench.out("out").join("checkpoint-8")).unwrap().step, 8);
 }

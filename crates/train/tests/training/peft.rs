@@ -73,12 +73,13 @@ fn what_peft_can_and_this_cannot_is_refused_by_name() {
     }
 }
 
-/// Writes an adapter for PEFT to read: `PHALANX_PEFT_OUT=dir cargo test ... -- --ignored for_peft_to_read`, then
-/// `python tests/fixtures/check_peft.py dir`.
+/// Writes adapters for PEFT to read: run with `-- --ignored for_peft_to_read --nocapture`, then
+/// `python tests/fixtures/check_peft.py DIR` with the folder that it prints.
 #[test]
 #[ignore = "by hand: needs Python with peft to be of use"]
 fn for_peft_to_read() {
-    let Some(out) = std::env::var_os("PHALANX_PEFT_OUT").map(std::path::PathBuf::from) else { return };
+    let out = std::env::temp_dir().join("phalanx-for-peft");
+    println!("{}", out.display());
     let dir = fixtures().join("peft");
     let rt = Runtime::new(1);
     let m = Model::new(&ModelConfig::from_folder(dir.join("base")).unwrap()).unwrap();

@@ -97,15 +97,17 @@ fn on_a_merged_base() {
 #[test]
 #[ignore = "the child of tests that kill it; does nothing by itself"]
 fn child() {
-    let Some(path) = std::env::var_os("PHALANX_TRAIN_TEST_CHILD") else { return };
-    run(Config::load(path, &[]).unwrap(), None).unwrap();
+    let path = Path::new("run.yaml");
+    if path.exists() {
+        run(Config::load(path, &[]).unwrap(), None).unwrap();
+    }
 }
 
-/// A child that trains by the configuration file.
+/// A child that trains by the configuration file `run.yaml`, from whose folder it starts.
 pub fn spawn(yaml: &Path) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["resume::child", "--exact", "--ignored"])
-        .env("PHALANX_TRAIN_TEST_CHILD", yaml)
+        .current_dir(yaml.parent().unwrap())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -116,24 +118,36 @@ fn lines(out: &Path) -> usize {
     std::fs::read(out.join("metrics.jsonl")).map_or(0, |b| b.iter().filter(|&&c| c == b'\n').count())
 }
 
-#[test]
-fn killed_by_the_system() {
-    let bench = Bench::new("killed", 20);
-    let keys = "finetuning_type: lora\nlora_rank: 4\nlora_dropout: 0.1\nnum_train_epochs: 6\nsave_steps: 2\nsave_total_limit: 2\n";
-    run(bench.config("whole", keys), None).unwrap();
+/// Killed after some log lines, three times; then run to the end.
+fn killed(name: &str, keys: &str, at: [usize; 3]) {
+    let bench = Bench::new(name, 20);
+    let keys = format!("{keys}save_steps: 2\nsave_total_limit: 2\n");
+    let (whole, _) = run(bench.config("whole", &keys), None).unwrap();
+    assert!((at[2] as u64) < whole.total_steps - 1, "{}", whole.total_steps);
     let out = bench.out("parts");
-    std::fs::write(bench.out("run.yaml"), bench.yaml("parts", keys)).unwrap();
-    // 24 steps; epochs end at 4, 8, … Killed in the first, third and fifth epoch.
-    for at in [3, 10, 17] {
+    std::fs::write(bench.out("run.yaml"), bench.yaml("parts", &keys)).unwrap();
+    for at in at {
         let mut child = spawn(&bench.out("run.yaml"));
         while lines(&out) < at && child.try_wait().unwrap().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         child.kill().unwrap();
         let status = child.wait().unwrap();
-        assert!(!status.success() || lines(&out) == 24);
+        assert!(!status.success() || lines(&out) as u64 == whole.total_steps);
     }
     assert!(spawn(&bench.out("run.yaml")).wait().unwrap().success());
     assert_eq!(metrics(&bench.out("whole")), metrics(&out));
     assert_same_weights(&bench.out("whole"), &out);
+}
+
+/// 24 steps, epochs end at 4, 8, …: killed in the first, third and fifth.
+#[test]
+fn killed_with_adapters() {
+    killed("killed-lora", "finetuning_type: lora\nlora_rank: 4\nlora_dropout: 0.1\nnum_train_epochs: 6\n", [3, 10, 17]);
+}
+
+#[test]
+fn killed_in_bf16_with_packing() {
+    let keys = "bf16: true\npacking: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nnum_train_epochs: 6\n";
+    killed("killed-bf16", keys, [3, 7, 11]);
 }
