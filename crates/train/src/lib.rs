@@ -22,6 +22,7 @@
 pub mod adapter;
 pub mod bench;
 pub mod checkpoint;
+pub mod disk;
 mod error;
 pub mod evaluate;
 pub mod export;
