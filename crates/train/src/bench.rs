@@ -88,6 +88,8 @@ pub struct BenchResult {
     pub peak_rss_mib: u64,
     /// Peak of the tensor pool, MiB, by category and in all.
     pub peak_mib: Value,
+    /// Blocks that the tensor pool asked the system for during the measured steps.
+    pub system_allocations: usize,
     /// Loss before the first step.
     pub loss_first: f64,
     /// Loss before the last step.
@@ -117,7 +119,11 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         env.plan = resolved.into();
     }
     let (mut times, mut losses) = (vec![], vec![]);
+    let mut asked_before = 0;
     for i in 0..o.warmup + o.steps {
+        if i == o.warmup {
+            asked_before = rt.pool().stats().system_allocations;
+        }
         let start = std::time::Instant::now();
         let loss = forward_backward(&model, &env, &batch)?;
         let n = loss.count.max(1) as f64;
@@ -151,6 +157,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         model_gflops: round(config.train_flops_per_token(o.seq) * tokens / median / 1e9, 1),
         peak_rss_mib: phalanx_report::ProcessMemory::read().peak >> 20,
         peak_mib: peak.into(),
+        system_allocations: stats.system_allocations - asked_before,
         loss_first: round(losses[0], 4),
         loss_last: round(losses[losses.len() - 1], 4),
     })
