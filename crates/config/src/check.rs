@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::error::{ConfigError, Problem, Problems, Result};
-use crate::sections::{FinetuningType, LrSchedulerType, ResumeFrom, Stage, Strategy};
+use crate::sections::{FinetuningType, LrSchedulerType, MAX_THREADS, ResumeFrom, Stage, Strategy, TextUnit};
 use crate::value::{MapOrPath, Steps};
 
 /// What a configuration is about to be used for: which keys it must have.
@@ -184,7 +184,11 @@ impl Checker<'_> {
                 self.idle(key, "on trained weights", "add `train_from_scratch: true`, or remove the key");
             }
         }
-        self.range(self.config.run.threads != Some(0), "threads", "1 or more");
+        let threads = |n: Option<usize>| n.is_none_or(|n| (1..=MAX_THREADS).contains(&n));
+        let expected = format!("1 to {MAX_THREADS}, or nothing for one a core");
+        self.range(threads(self.config.run.threads), "threads", &expected);
+        let workers = self.config.data.preprocessing_num_workers;
+        self.range(threads(workers), "preprocessing_num_workers", &expected);
     }
 
     fn method(&mut self) {
@@ -248,7 +252,6 @@ impl Checker<'_> {
         let data = &self.config.data;
         self.range(data.cutoff_len >= 2, "cutoff_len", "2 or more tokens (one is read, one is predicted)");
         self.range(data.max_samples != Some(0), "max_samples", "1 or more");
-        self.range(data.preprocessing_num_workers != Some(0), "preprocessing_num_workers", "1 or more");
         self.range(
             data.val_size >= 0.0 && (data.val_size < 1.0 || data.val_size.fract() == 0.0),
             "val_size",
@@ -264,11 +267,17 @@ impl Checker<'_> {
             self.fail("neat_packing", "`packing: false` says the opposite", "keep one of the two");
         }
         if self.config.method.stage == Stage::Pt {
-            for (key, on) in [("train_on_prompt", data.train_on_prompt), ("mask_history", data.mask_history)] {
+            for (key, on) in [
+                ("train_on_prompt", data.train_on_prompt),
+                ("mask_history", data.mask_history),
+                ("train_on_chosen", data.train_on_chosen),
+            ] {
                 if on {
                     self.idle(key, "with `stage: pt`: plain text has no prompt", "remove it, or write `stage: sft`");
                 }
             }
+        } else if data.text_unit != TextUnit::File {
+            self.idle("text_unit", "with `stage: sft`: conversations are no texts", "remove it, or write `stage: pt`");
         }
         let probs = &data.interleave_probs;
         if !probs.is_empty() {

@@ -67,8 +67,8 @@ pub use page::reference_page;
 pub use schema::KeyInfo;
 pub use sections::{
     DataConfig, DecayType, ExportConfig, ExportDtype, FinetuningType, GenerationConfig, InferDtype, LogTarget,
-    LrSchedulerKwargs, LrSchedulerType, MethodConfig, MixStrategy, ModelConfig, Optim, ResumeFrom, RunConfig, Stage,
-    Strategy, TrainConfig, WarmupType,
+    LrSchedulerKwargs, LrSchedulerType, MAX_THREADS, MethodConfig, MixStrategy, ModelConfig, Optim, ResumeFrom,
+    RewrittenHistory, RunConfig, Stage, Strategy, TextUnit, TrainConfig, WarmupType,
 };
 pub use value::{MapOrPath, RawMap, Steps, Texts};
 pub use yaml::Document;

@@ -18,7 +18,7 @@ fn lora_sft() {
     let c = fixture("lora_sft.yaml");
     assert_eq!(c.model.model_name_or_path.as_deref(), Some("Qwen/Qwen3-4B-Instruct-2507"));
     assert_eq!((c.method.stage, c.method.finetuning_type), (Stage::Sft, FinetuningType::Lora));
-    assert_eq!((c.method.lora_rank, c.method.lora_alpha(), c.method.lora_scale()), (8, 16.0, 2.0));
+    assert_eq!((c.method.lora_rank, c.method.lora_alpha()), (8, 16.0));
     assert_eq!(c.method.lora_target, ["all"]);
     assert_eq!(c.data.dataset, ["identity", "alpaca_en_demo"]);
     assert_eq!(c.data.template.as_deref(), Some("qwen3_nothink"));
@@ -41,7 +41,7 @@ fn full_sft() {
     assert_eq!(c.method.finetuning_type, FinetuningType::Full);
     assert_eq!(c.train.eval_strategy, Strategy::Steps);
     assert_eq!(c.train.eval_every(), Steps::Count(500));
-    assert_eq!(c.data.validation_samples(1000), 100);
+    assert_eq!(c.data.val_size, 0.1);
     assert!(noted(&c).contains(&"deepspeed"));
 }
 

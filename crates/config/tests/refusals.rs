@@ -70,6 +70,7 @@ fn foreign_keys_are_refused_unless_neutral() {
         ("stage: dpo\n", &["`dpo` is not supported", "use `pt` or `sft`"]),
         ("finetuning_type: oft\n", &["use `lora`"]),
         ("optim: adafactor\n", &["`adafactor` is not supported", "use `adamw_torch`"]),
+        ("mix_strategy: interleave_once\n", &["`interleave_once` is not supported", "use `concat`"]),
         ("report_to: wandb\n", &["metrics.jsonl"]),
         ("pref_beta: 0.1\n", &["preference training"]),
         ("galore_rank: 16\n", &["GaLore"]),
@@ -139,6 +140,8 @@ fn keys_that_contradict_each_other() {
             &["gives the architecture already"],
         ),
         ("nan_guard: false\nmax_skipped_steps: 3\n", &["with `nan_guard: false`"]),
+        ("text_unit: line\n", &["`text_unit`: it has no effect with `stage: sft`"]),
+        ("stage: pt\ntrain_on_chosen: true\n", &["`train_on_chosen`: it has no effect with `stage: pt`"]),
     ]);
 }
 
@@ -175,7 +178,9 @@ fn values_out_of_range() {
         ("top_p: 0\n", &["above 0, at most 1"]),
         ("min_p: 1.5\n", &["from 0 to 1"]),
         ("repetition_penalty: 0\n", &["above 0"]),
-        ("threads: 0\n", &["1 or more"]),
+        ("threads: 0\n", &["run.yaml:1: `threads`: expected 1 to 1024", "found 0"]),
+        ("threads: 1000000\n", &["expected 1 to 1024", "found 1000000"]),
+        ("preprocessing_num_workers: 99999\n", &["`preprocessing_num_workers`: expected 1 to 1024"]),
         ("export_size: 0\n", &["1 or more"]),
         (
             "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1.0}\n",

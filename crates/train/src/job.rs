@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use phalanx_config::{Config, FinetuningType, MixStrategy as ConfigMix, Stage as ConfigStage};
-use phalanx_data::{ChatTemplate, DataOptions, MixStrategy, Stage, Tokenizer};
+use phalanx_config::{Config, FinetuningType, MAX_THREADS};
+use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
 use phalanx_models::{Model, ModelConfig, initialise, load_weights};
 use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
 use phalanx_parallel::Site;
@@ -50,8 +50,9 @@ impl Job {
     /// Everything that is wrong with the model's config or the plan.
     pub fn prepare(config: Config, purpose: Use) -> Result<Job> {
         let threads = config.run.threads.unwrap_or_else(|| phalanx_report::System::read().threads);
-        if threads == 0 {
-            return Err(TrainError::setting("threads", "must be at least 1; leave it out for one a core"));
+        if !(1..=MAX_THREADS).contains(&threads) {
+            let why = format!("is {threads}; give 1 to {MAX_THREADS}, or leave it out for one a core");
+            return Err(TrainError::setting("threads", why));
         }
         if let Some(mesh) = &config.run.mesh {
             let ranks = mesh.0.to_json();
@@ -73,7 +74,7 @@ impl Job {
         let m = &config.method;
         let lora = (purpose == Use::Train && plan.modules.values().any(|s| s.adapter)).then(|| LoraOptions {
             rank: m.lora_rank,
-            alpha: m.lora_alpha.unwrap_or(2.0 * m.lora_rank as f64),
+            alpha: m.lora_alpha(),
             dropout: m.lora_dropout as f32,
             rslora: m.use_rslora,
         });
@@ -327,39 +328,51 @@ fn inference_plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Resol
 
 /// The data crate's options of a configuration.
 pub fn data_options(config: &Config) -> DataOptions {
+    use phalanx_config as written;
+    use phalanx_data as data;
     let d = &config.data;
-    let stage = match config.method.stage {
-        ConfigStage::Pt => Stage::Pt,
-        ConfigStage::Sft => Stage::Sft,
-    };
+    let kwargs = d.template_kwargs.as_ref().map(|map| crate::yaml_value(&map.0));
     DataOptions {
-        stage,
+        stage: match config.method.stage {
+            written::Stage::Pt => data::Stage::Pt,
+            written::Stage::Sft => data::Stage::Sft,
+        },
         dataset: d.dataset.clone(),
         eval_dataset: d.eval_dataset.clone(),
         dataset_dir: d.dataset_dir.clone(),
         template: d.template.clone(),
         default_system: d.default_system.clone(),
         enable_thinking: d.enable_thinking,
+        template_kwargs: kwargs.and_then(|v| v.as_object().cloned()).unwrap_or_default(),
+        template_date: d.template_date.clone(),
         cutoff_len: d.cutoff_len,
-        // As in LlamaFactory, pre-training packs unless told otherwise.
-        packing: d.packing.unwrap_or(stage == Stage::Pt) || d.neat_packing,
+        packing: d.packing(config.method.stage),
         train_on_prompt: d.train_on_prompt,
         mask_history: d.mask_history,
+        rewritten_history: match d.rewritten_history {
+            written::RewrittenHistory::Split => data::RewrittenHistory::Split,
+            written::RewrittenHistory::LastTurn => data::RewrittenHistory::LastTurn,
+        },
+        train_on_chosen: d.train_on_chosen,
+        text_unit: match d.text_unit {
+            written::TextUnit::File => data::TextUnit::File,
+            written::TextUnit::Paragraph => data::TextUnit::Paragraph,
+            written::TextUnit::Line => data::TextUnit::Line,
+        },
+        skip_bad_samples: d.skip_bad_samples,
         mix_strategy: match d.mix_strategy {
-            // Every sample once an epoch: that is what a shuffled concatenation gives.
-            ConfigMix::Concat | ConfigMix::InterleaveOnce => MixStrategy::Concat,
-            ConfigMix::InterleaveUnder => MixStrategy::InterleaveUnder,
-            ConfigMix::InterleaveOver => MixStrategy::InterleaveOver,
+            written::MixStrategy::Concat => data::MixStrategy::Concat,
+            written::MixStrategy::InterleaveUnder => data::MixStrategy::InterleaveUnder,
+            written::MixStrategy::InterleaveOver => data::MixStrategy::InterleaveOver,
         },
         interleave_probs: (!d.interleave_probs.is_empty()).then(|| d.interleave_probs.clone()),
         max_samples: d.max_samples.map(|n| n as usize),
         val_size: d.val_size,
         shuffle: !d.disable_shuffling,
-        seed: config.train.data_seed.unwrap_or(config.train.seed),
+        seed: config.train.data_seed(),
         cache_dir: d.tokenized_path.clone().or_else(|| config.train.output_dir.as_ref().map(|o| o.join(".cache"))),
         overwrite_cache: d.overwrite_cache,
         preprocessing_num_workers: d.preprocessing_num_workers.unwrap_or(0),
-        ..DataOptions::default()
     }
 }
 
@@ -369,5 +382,27 @@ pub fn method_name(config: &Config) -> &'static str {
         FinetuningType::Full => "full",
         FinetuningType::Freeze => "freeze",
         FinetuningType::Lora => "lora",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_about_the_data_reaches_the_data_crate() {
+        let text = "stage: pt\ntext_unit: line\nskip_bad_samples: true\nrewritten_history: last_turn\n\
+                    template_date: 2024-07-26\ntemplate_kwargs: {date_string: \"26 Jul 2024\", thinking: false}\n\
+                    data_seed: 7\nneat_packing: true\n";
+        let o = data_options(&Config::parse(text, "run.yaml", &[]).unwrap());
+        assert_eq!(o.text_unit, phalanx_data::TextUnit::Line);
+        assert_eq!(o.rewritten_history, phalanx_data::RewrittenHistory::LastTurn);
+        assert_eq!(o.template_date.as_deref(), Some("2024-07-26"));
+        assert_eq!(
+            serde_json::Value::from(o.template_kwargs),
+            serde_json::json!({"date_string": "26 Jul 2024", "thinking": false})
+        );
+        assert!(o.skip_bad_samples && o.packing && o.seed == 7);
+        assert!(data_options(&Config::parse("train_on_chosen: true\n", "run.yaml", &[]).unwrap()).train_on_chosen);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use phalanx_config::{Config, LogTarget};
+use phalanx_config::Config;
 use phalanx_report::{Curve, Entry, EventWriter, MetricsWriter, TrainerState, curve, system};
 
 use crate::Result;
@@ -28,7 +28,7 @@ impl RunFiles {
             Some(step) => MetricsWriter::resume(path, step)?,
             None => (MetricsWriter::create(path)?, vec![]),
         };
-        let events = if config.train.report_to.contains(&LogTarget::TensorBoard) {
+        let events = if config.train.tensorboard() {
             let logs = config.train.logging_dir.clone().unwrap_or_else(|| dir.join("runs"));
             Some(EventWriter::create(&logs, system::wall_time(), std::process::id(), resumed)?)
         } else {

@@ -66,10 +66,7 @@ fn total_steps(job: &Job, rows: u64) -> (u64, u64) {
 pub fn schedule(config: &Config, total: u64) -> Schedule {
     let t = &config.train;
     let k = &t.lr_scheduler_kwargs;
-    let warmup = match t.warmup_steps {
-        s if !s.is_zero() => s.of(total),
-        _ => (t.warmup_ratio * total as f64).ceil() as u64,
-    };
+    let warmup = t.warmup_steps(total);
     let floor = k.min_lr_rate.or(k.min_lr.map(|m| m / t.learning_rate)).unwrap_or(0.0);
     let (shape, warmup) = match t.lr_scheduler_type {
         LrSchedulerType::Linear => (Shape::Linear, warmup),
@@ -252,7 +249,7 @@ impl Run<'_> {
                 ));
             }
             let epoch_ends = self.stream.rows_left() == self.stream.rows_per_epoch();
-            if due(t.eval_strategy, t.eval_steps.unwrap_or(t.logging_steps), step, self.total, epoch_ends) {
+            if due(t.eval_strategy, t.eval_every(), step, self.total, epoch_ends) {
                 eval_loss = self.evaluate(watch)?;
             }
             // After a broken step there is nothing new to keep, and a good checkpoint must not make room for it.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::schema::{choice, section};
 use crate::sections::Stage;
+use crate::value::RawMap;
 
 choice! {
     /// How several data sets become one stream.
@@ -14,8 +15,31 @@ choice! {
         InterleaveUnder = "interleave_under",
         /// Drawn by weight until the last is used up; the others repeat.
         InterleaveOver = "interleave_over",
-        /// Drawn by weight without repeating any sample until all are used up.
-        InterleaveOnce = "interleave_once",
+    }
+    refused {
+        "interleave_once" => "use `concat`: it visits every sample once an epoch, all data sets shuffled together",
+    }
+}
+
+choice! {
+    /// What one document of a plain `.txt` file is.
+    pub enum TextUnit {
+        /// The whole file.
+        File = "file",
+        /// Text between blank lines.
+        Paragraph = "paragraph",
+        /// Each line that is not empty.
+        Line = "line",
+    }
+}
+
+choice! {
+    /// What becomes of past answers that the template prints otherwise than they were generated.
+    pub enum RewrittenHistory {
+        /// One example for each such answer, cut after it.
+        Split = "split",
+        /// Only the answers that stand unchanged in the whole conversation, the last one among them.
+        LastTurn = "last_turn",
     }
 }
 
@@ -46,7 +70,7 @@ section! {
         pub max_samples: Option<u64> = None,
         /// Samples held back for evaluation: a share (below 1) or a number.
         pub val_size: f64 = 0.0,
-        /// How several data sets are mixed: `concat`, `interleave_under`, `interleave_over`, `interleave_once`.
+        /// How several data sets are mixed: `concat`, `interleave_under`, `interleave_over`.
         pub mix_strategy: MixStrategy = MixStrategy::Concat,
         /// Weights of the data sets, for the `interleave_*` strategies.
         pub interleave_probs: Vec<f64> = vec![],
@@ -62,6 +86,21 @@ section! {
         pub default_system: Option<String> = None,
         /// Value of `enable_thinking` that the chat template sees (models with a thinking mode).
         pub enable_thinking: Option<bool> = Some(true),
+        /// More variables that the chat template sees, for instance `{date_string: "26 Jul 2024"}`; they win over
+        /// `enable_thinking`.
+        pub template_kwargs: Option<RawMap> = None,
+        /// The day (`YYYY-MM-DD`) that templates print which ask for today. Left out: today (UTC); a run that goes on
+        /// keeps the day it began with.
+        pub template_date: Option<String> = None,
+        /// What to do with past answers that the template prints otherwise than they were generated (Qwen3 drops their
+        /// thinking): `split` (an example for each) or `last_turn` (train only those that stand unchanged).
+        pub rewritten_history: RewrittenHistory = RewrittenHistory::Split,
+        /// Take the chosen side of preference data (`ranking: true`) as the answer; otherwise such data is refused.
+        pub train_on_chosen: bool = false,
+        /// What a document of a `.txt` file is: `file`, `paragraph` or `line`. For stage `pt`.
+        pub text_unit: TextUnit = TextUnit::File,
+        /// Leave out and count records that cannot be understood, instead of stopping at the first.
+        pub skip_bad_samples: bool = false,
     }
 }
 
@@ -69,14 +108,5 @@ impl DataConfig {
     /// Whether samples share sequences: `packing` or `neat_packing`, and by default for stage `pt` only.
     pub fn packing(&self, stage: Stage) -> bool {
         self.neat_packing || self.packing.unwrap_or(stage == Stage::Pt)
-    }
-
-    /// How many of `total` samples are held back for evaluation.
-    pub fn validation_samples(&self, total: u64) -> u64 {
-        if self.val_size >= 1.0 {
-            (self.val_size as u64).min(total)
-        } else {
-            (self.val_size * total as f64).ceil() as u64
-        }
     }
 }

@@ -71,10 +71,4 @@ impl MethodConfig {
     pub fn lora_alpha(&self) -> f64 {
         self.lora_alpha.unwrap_or(2.0 * self.lora_rank as f64)
     }
-
-    /// The factor on an adapter's output: `alpha / rank`, or `alpha / sqrt(rank)` with `use_rslora`.
-    pub fn lora_scale(&self) -> f64 {
-        let rank = self.lora_rank as f64;
-        self.lora_alpha() / if self.use_rslora { rank.sqrt() } else { rank }
-    }
 }

@@ -9,12 +9,12 @@ mod model;
 mod run;
 mod train;
 
-pub use data::{DataConfig, MixStrategy};
+pub use data::{DataConfig, MixStrategy, RewrittenHistory, TextUnit};
 pub use export::{ExportConfig, ExportDtype};
 pub use generation::GenerationConfig;
 pub use method::{FinetuningType, MethodConfig, Stage};
 pub use model::{InferDtype, ModelConfig};
-pub use run::RunConfig;
+pub use run::{MAX_THREADS, RunConfig};
 pub use train::{
     DecayType, LogTarget, LrSchedulerKwargs, LrSchedulerType, Optim, ResumeFrom, Strategy, TrainConfig, WarmupType,
 };

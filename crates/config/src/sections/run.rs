@@ -3,6 +3,10 @@
 use crate::schema::section;
 use crate::value::{MapOrPath, RawMap};
 
+/// Most threads that may be asked for: each takes a stack and a share of every sum, and no machine this is built for
+/// has more.
+pub const MAX_THREADS: usize = 1024;
+
 section! {
     /// How it runs here.
     pub struct RunConfig, "run" {
@@ -11,7 +15,7 @@ section! {
         pub plan: Option<MapOrPath> = None,
         /// Sizes of the mesh's axes (`{dp_shard: 2, tp: 2}`). Left out: one rank.
         pub mesh: Option<RawMap> = None,
-        /// Threads that compute. Left out: one a core. Results do not depend on it.
+        /// Threads that compute, at most 1024. Left out: one a core. Results do not depend on it.
         pub threads: Option<usize> = None,
         /// Skip a step whose loss or gradient is not finite, and count it; `false` lets it through.
         pub nan_guard: bool = true,
