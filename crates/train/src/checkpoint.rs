@@ -193,6 +193,10 @@ pub fn prune(output_dir: &Path, keep: Option<u64>, best: Option<u64>) -> Result<
     let Some(keep) = keep else { return Ok(vec![]) };
     let all = all(output_dir);
     let excess = all.len().saturating_sub(keep.max(1) as usize);
+    if excess > 0 {
+        // A process of the same number may have been killed here: its left-overs would be in the way.
+        atomic::clean_stale(output_dir)?;
+    }
     let mut removed = Vec::new();
     for (step, path) in all.into_iter().take(excess) {
         if Some(step) == best {
@@ -206,7 +210,7 @@ pub fn prune(output_dir: &Path, keep: Option<u64>, best: Option<u64>) -> Result<
     Ok(removed)
 }
 
-/// Writes exact f32 values of parameters for a writer that asks by name.
+/// The exact f32 values of a parameter: its master's, where it has one.
 pub(crate) fn exact_values(rt: &Runtime, optimizer: Option<&AdamW>, p: &phalanx_nn::Parameter) -> Result<Vec<f32>> {
     match optimizer.and_then(|o| o.exact(p)) {
         Some(master) => Ok(rt.to_vec(master)?),

@@ -71,8 +71,10 @@ pub fn export(job: &mut Job, dir: &Path, dtype: StoredDType, max_shard_bytes: u6
     }
     let after = probe_logits(job, false)?;
     let scale = before.iter().fold(1e-6f32, |m, x| m.max(x.abs()));
+    // NaN must not pass for equal, and `max` would drop it.
+    let finite = before.iter().chain(&after).all(|x| x.is_finite());
     let diff = before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    let logits_rel = f64::from(diff / scale);
+    let logits_rel = if finite { f64::from(diff / scale) } else { f64::NAN };
     if logits_rel.is_nan() || logits_rel > 1e-3 {
         return Err(TrainError::setting(
             "export_dir",

@@ -54,6 +54,16 @@ impl Job {
             let why = format!("is {threads}; give 1 to {MAX_THREADS}, or leave it out for one a core");
             return Err(TrainError::setting("threads", why));
         }
+        if purpose == Use::Infer && config.model.train_from_scratch {
+            let trained =
+                config.train.output_dir.as_ref().map_or_else(|| "DIR".to_owned(), |d| d.display().to_string());
+            return Err(TrainError::setting(
+                "train_from_scratch",
+                format!(
+                    "random weights are of no use here; name the trained model: train_from_scratch=false model_name_or_path={trained}"
+                ),
+            ));
+        }
         if let Some(mesh) = &config.run.mesh {
             let ranks = mesh.0.to_json();
             let one = ranks.as_object().is_some_and(|m| m.values().all(|v| v.to_string().trim_matches('"') == "1"));
@@ -80,7 +90,7 @@ impl Job {
         });
         let tokenizer_dir = tokenizer_dir(&config)?;
         let job = Job {
-            rt: Runtime::new(threads),
+            rt: Runtime::try_new(threads)?,
             model,
             sites,
             plan: Arc::new(plan),

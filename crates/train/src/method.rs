@@ -28,11 +28,12 @@ pub fn plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Result<Plan
             plan.train.extend(m.additional_target.iter().map(|n| anywhere(n)));
         }
     }
-    if config.train.bf16 && plan.precision.is_empty() {
-        // Norm weights are tiny and decide the scale of everything after them; they stay f32.
-        plan.precision.push(("**".into(), Precision::Bf16));
-        let norms = sites.iter().filter(|s| s.kind == "norm").map(|s| (s.path.clone(), Precision::F32));
-        plan.precision.extend(norms);
+    if config.train.bf16 {
+        // Norm weights are tiny and decide the scale of everything after them; they stay f32. The plan's own lines come last and win.
+        let mut lines = vec![("**".to_owned(), Precision::Bf16)];
+        lines.extend(sites.iter().filter(|s| s.kind == "norm").map(|s| (s.path.clone(), Precision::F32)));
+        lines.append(&mut plan.precision);
+        plan.precision = lines;
     }
     match config.gradient_checkpointing() {
         Some(true) if plan.recompute.is_empty() => plan.recompute.push("model.layers.{*}".into()),

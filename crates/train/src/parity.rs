@@ -84,6 +84,9 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
     let env = Env::new(rt.clone(), layout(&packed));
 
     let want = expected.get("logits")?.to_f32()?;
+    if want.len() != b * s * config.vocab_size {
+        return Err(bad(format!("logits must be [{b}, {s}, {}], found {} values", config.vocab_size, want.len())));
+    }
     let ids: Arc<[u32]> = packed.ids.as_slice().into();
     let hidden = model.hidden(&mut Cx::eval(&env), &ids)?;
     let got = logits(rt, &model, &hidden)?;
@@ -91,7 +94,7 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
     let (mut logits_abs, mut at) = (0f64, 0);
     for (i, &n) in rows.iter().enumerate() {
         for t in 0..n * v {
-            logits_abs = logits_abs.max(f64::from((got[at + t] - want[i * s * v + t]).abs()));
+            logits_abs = worse(logits_abs, f64::from((got[at + t] - want[i * s * v + t]).abs()));
         }
         at += n * v;
     }
@@ -129,8 +132,8 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
             }
         }
         let got_norm = optimizer.grad_norm(rt)? / n;
-        train_loss_abs_max = train_loss_abs_max.max((sum.mean() - f64::from(loss)).abs());
-        grad_norm_rel_max = grad_norm_rel_max.max((got_norm - f64::from(norm)).abs() / f64::from(norm));
+        train_loss_abs_max = worse(train_loss_abs_max, (sum.mean() - f64::from(loss)).abs());
+        grad_norm_rel_max = worse(grad_norm_rel_max, (got_norm - f64::from(norm)).abs() / f64::from(norm));
         optimizer.step(rt, case.lr, (clip_factor(got_norm, case.clip_norm) / n) as f32)?;
     }
     let greedy_equal = greedy == case.greedy_continuation;
@@ -194,6 +197,11 @@ fn greedy(rt: &Runtime, model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u
         ids.push(best as u32);
     }
     Ok(ids.split_off(prompt.len()))
+}
+
+/// The larger of two differences, NaN being the largest: a value that is no number must not pass for equal.
+fn worse(a: f64, b: f64) -> f64 {
+    if a.is_nan() || a >= b { a } else { b }
 }
 
 fn rel_norm(x: &[f64], r: &[f32]) -> f64 {

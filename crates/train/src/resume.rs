@@ -23,9 +23,25 @@ pub struct Start {
     pub checkpoint: Option<PathBuf>,
     /// What the user should know, in sentences.
     pub notes: Vec<String>,
+    /// What an earlier run left and this one replaces; still there until [`Start::clear`].
+    doomed: Vec<PathBuf>,
 }
 
-/// Decides where a run begins and makes its output folder ready: with `overwrite_output_dir`, what an earlier run left is removed.
+impl Start {
+    /// Removes what this run replaces. To be called when everything else has been checked, just before training: a mistake found
+    /// before costs nothing.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    pub fn clear(&self) -> Result<()> {
+        match self.doomed.first().and_then(|p| p.parent()) {
+            Some(dir) => remove(dir, &self.doomed),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Decides where a run begins. Changes nothing; with `overwrite_output_dir`, [`Start::clear`] removes what an earlier run left.
 ///
 /// # Errors
 /// If the folder holds what would be lost, the checkpoint is not there or not complete, or the configuration is not that of the
@@ -86,7 +102,7 @@ fn go_on(config: &Config, path: &Path, strictly: bool) -> Result<Start> {
     notes.extend(numbers.iter().map(|c| format!("{c}: the run is no longer the one that was begun")));
     let length = changed.iter().filter(|c| ["max_steps", "num_train_epochs"].contains(&c.key.as_str()));
     notes.extend(length.map(|c| format!("{c}: the learning rate follows the schedule of the new length")));
-    Ok(Start { checkpoint: Some(path.to_path_buf()), notes })
+    Ok(Start { checkpoint: Some(path.to_path_buf()), notes, doomed: vec![] })
 }
 
 fn from_path(config: &Config, folder: &Folder, path: &Path) -> Result<Start> {
@@ -101,7 +117,9 @@ fn from_path(config: &Config, folder: &Folder, path: &Path) -> Result<Start> {
     let inside = path.parent().is_some_and(|p| same(p, &folder.dir));
     if !inside {
         let mut start = go_on(config, path, false)?;
-        start.notes.extend(anew(config, folder)?.notes);
+        let fresh = anew(config, folder)?;
+        start.notes.extend(fresh.notes);
+        start.doomed = fresh.doomed;
         return Ok(start);
     }
     // Checkpoints after this one belong to a continuation that is given up. They would be taken for this run's.
@@ -119,8 +137,8 @@ fn from_path(config: &Config, folder: &Folder, path: &Path) -> Result<Start> {
             ));
         }
         refuse_sources_among(&later, config)?;
-        remove(&folder.dir, &later)?;
-        start.notes.push(format!("removed {names}, which came after {}", path.display()));
+        start.notes.push(format!("removing {names}, which came after {}", path.display()));
+        start.doomed = later;
     }
     Ok(start)
 }
@@ -133,15 +151,14 @@ fn anew(config: &Config, folder: &Folder) -> Result<Start> {
         let mut doomed: Vec<PathBuf> = folder.checkpoints.iter().map(|(_, p)| p.clone()).rev().collect();
         doomed.extend(folder.model.iter().chain(&folder.traces).cloned());
         refuse_sources_among(&doomed, config)?;
-        remove(&folder.dir, &doomed)?;
         let mut notes = Vec::new();
         if holds_run {
-            notes.push(format!("removed the earlier run in {dir} ({})", names(&doomed)));
+            notes.push(format!("replacing the earlier run in {dir} ({})", names(&doomed)));
         }
         if !folder.other.is_empty() {
             notes.push(format!("left alone what is not of a run in {dir}: {}", names(&folder.other)));
         }
-        return Ok(Start { checkpoint: None, notes });
+        return Ok(Start { checkpoint: None, notes, doomed });
     }
     let refuse =
         |what: String, mend: &str| Err(TrainError::setting("output_dir", format!("{dir} holds {what}; {mend}")));
@@ -166,7 +183,7 @@ fn anew(config: &Config, folder: &Folder) -> Result<Start> {
     } else {
         vec![]
     };
-    Ok(Start { checkpoint: None, notes })
+    Ok(Start { checkpoint: None, notes, doomed: vec![] })
 }
 
 /// What an output folder holds.
@@ -321,6 +338,8 @@ fn refuse_sources_among(doomed: &[PathBuf], config: &Config) -> Result<()> {
 
 /// Removes entries of `dir`. Each disappears at once (renamed first); what a kill leaves over is cleaned by the next run.
 fn remove(dir: &Path, paths: &[PathBuf]) -> Result<()> {
+    // A process of the same number may have been killed here: its left-overs would be in the way.
+    phalanx_formats::atomic::clean_stale(dir)?;
     let mut left = Vec::new();
     for path in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

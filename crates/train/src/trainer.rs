@@ -119,6 +119,12 @@ struct Run<'a> {
     started: Instant,
     seconds_before: f64,
     skipped_in_a_row: u64,
+    /// A save was due at a step that was skipped; it is made up for after the next good one.
+    save_owed: bool,
+    /// Last evaluation loss, and the step it was measured at.
+    last_eval: Option<(f64, u64)>,
+    /// Seconds of this process that were spent evaluating and saving.
+    paused: f64,
 }
 
 /// Trains. `resume` is the checkpoint to go on from; `stop` is looked at after every step.
@@ -199,6 +205,9 @@ pub fn train(
         started: Instant::now(),
         seconds_before: state.seconds,
         skipped_in_a_row: 0,
+        save_owed: false,
+        last_eval: None,
+        paused: 0.0,
         state,
         job,
     };
@@ -210,16 +219,16 @@ impl Run<'_> {
         let t = &self.job.config.train;
         let logging = t.logging_steps.of(self.total).max(1);
         let mut pace = Pace::new(0.0, self.state.step, self.state.tokens);
-        let (mut interrupted, mut eval_loss) = (None, None);
+        let mut interrupted = None;
         if t.eval_on_start && self.state.step == 0 {
-            eval_loss = self.evaluate(watch)?;
+            self.evaluate(stop, watch)?;
         }
         while self.state.step < self.total {
             let lr = self.schedule.at(self.state.step);
             let (loss, grad_norm, updated) = self.step(lr, watch)?;
             self.state.interval.add(loss, grad_norm, updated);
             self.state.step += 1;
-            let seconds = self.started.elapsed().as_secs_f64();
+            let seconds = self.started.elapsed().as_secs_f64() - self.paused;
             self.state.seconds = self.seconds_before + seconds;
             pace.update(seconds, self.state.step, self.state.tokens);
             let (step, last) = (self.state.step, self.state.step == self.total);
@@ -249,24 +258,28 @@ impl Run<'_> {
                 ));
             }
             let epoch_ends = self.stream.rows_left() == self.stream.rows_per_epoch();
+            let pause = Instant::now();
             if due(t.eval_strategy, t.eval_every(), step, self.total, epoch_ends) {
-                eval_loss = self.evaluate(watch)?;
+                self.evaluate(stop, watch)?;
             }
             // After a broken step there is nothing new to keep, and a good checkpoint must not make room for it.
-            let saves = due(t.save_strategy, t.save_steps, step, self.total, epoch_ends) && self.skipped_in_a_row == 0;
+            self.save_owed |= due(t.save_strategy, t.save_steps, step, self.total, epoch_ends);
+            let saves = self.save_owed && self.skipped_in_a_row == 0;
             let stopping = stop.load(Ordering::Relaxed);
             if saves || (last && t.save_strategy != Strategy::No) || stopping {
-                let path = self.save(watch)?;
+                self.save_owed = false;
+                let path = self.save(stopping, watch)?;
                 if stopping && !last {
                     interrupted = Some(path);
                     break;
                 }
             }
+            self.paused += pause.elapsed().as_secs_f64();
         }
         if interrupted.is_none() && self.job.config.method.do_eval {
-            eval_loss = self.evaluate(watch)?;
+            self.evaluate(stop, watch)?;
         }
-        self.finish(interrupted, eval_loss)
+        self.finish(interrupted, watch)
     }
 
     /// One step: a window of micro-batches, then an update unless a value is not finite.
@@ -331,10 +344,12 @@ impl Run<'_> {
         self.files.log(entry)
     }
 
-    fn evaluate(&mut self, watch: &mut dyn Observer) -> Result<Option<f64>> {
-        let Some(eval) = &self.eval else { return Ok(None) };
+    fn evaluate(&mut self, stop: &AtomicBool, watch: &mut dyn Observer) -> Result<()> {
+        let Some(eval) = &self.eval else { return Ok(()) };
         let started = Instant::now();
-        let loss = evaluate(&self.job.model, &self.env, eval, self.job.config.train.per_device_eval_batch_size)?;
+        let rows = self.job.config.train.per_device_eval_batch_size;
+        // Someone who stops the run wants it saved, not evaluated to the end.
+        let Some(loss) = evaluate(&self.job.model, &self.env, eval, rows, stop)? else { return Ok(()) };
         let mean = loss.mean();
         let entry = Entry::new(self.state.step, self.epoch())
             .with("eval_loss", mean)
@@ -343,22 +358,28 @@ impl Run<'_> {
             .with("eval_runtime", started.elapsed().as_secs_f64());
         self.files.log(entry)?;
         watch.message(&format!("step {}: eval loss {mean:.4}, perplexity {:.3}", self.state.step, perplexity(mean)));
-        if mean.is_finite() && self.state.best.is_none_or(|(b, _)| mean < b) {
-            self.state.best = Some((mean, self.state.step));
-        }
-        Ok(Some(mean))
+        self.last_eval = Some((mean, self.state.step));
+        Ok(())
     }
 
-    /// Writes `checkpoint-STEP`, whole or not at all.
-    fn save(&mut self, watch: &mut dyn Observer) -> Result<PathBuf> {
+    /// Writes `checkpoint-STEP`, whole or not at all. `interrupted`: the run is to go on from it, whatever `save_only_model` says.
+    fn save(&mut self, interrupted: bool, watch: &mut dyn Observer) -> Result<PathBuf> {
         let t = &self.job.config.train;
+        // The best is the best that is kept: an evaluation counts where its step is saved too.
+        if let Some((mean, step)) = self.last_eval
+            && step == self.state.step
+            && mean.is_finite()
+            && self.state.best.is_none_or(|(b, _)| mean < b)
+        {
+            self.state.best = Some((mean, step));
+        }
         self.state.stream = self.stream.state();
         self.trainer_state();
         let path = self.dir.join(format!("checkpoint-{}", self.state.step));
         atomic::replace_folder(&path, |tmp| -> Result<()> {
             self.write_model(tmp)?;
             self.files.state.write(&tmp.join("trainer_state.json"))?;
-            if t.save_only_model {
+            if t.save_only_model && !interrupted {
                 return Ok(());
             }
             checkpoint::write_optimizer(tmp, &self.optimizer)?;
@@ -366,7 +387,6 @@ impl Run<'_> {
                 serde_json::to_vec_pretty(&self.state).map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
             Ok(atomic::write_bytes(tmp.join("phalanx_state.json"), &json)?)
         })?;
-        // The best is kept only where a step was both evaluated and saved.
         let best = self.state.best.map(|(_, step)| step);
         let removed = checkpoint::prune(&self.dir, t.save_total_limit, best)?;
         let gone = if removed.is_empty() { String::new() } else { format!(", {} older removed", removed.len()) };
@@ -418,15 +438,21 @@ impl Run<'_> {
         checkpoint::copy_companions(&job.tokenizer_dir, dir)
     }
 
-    fn finish(mut self, interrupted: Option<PathBuf>, eval_loss: Option<f64>) -> Result<Finished> {
+    fn finish(mut self, interrupted: Option<PathBuf>, watch: &mut dyn Observer) -> Result<Finished> {
         let t = &self.job.config.train;
         self.trainer_state();
         let mut outputs = Vec::new();
         if interrupted.is_none() {
-            let best = self.state.best.map(|(_, s)| self.dir.join(format!("checkpoint-{s}")));
-            match best.filter(|b| t.load_best_model_at_end && b.exists()) {
+            clear_model(&self.dir)?;
+            let best = self.state.best.map(|(_, s)| self.dir.join(format!("checkpoint-{s}"))).filter(|b| b.exists());
+            match best.filter(|_| t.load_best_model_at_end) {
                 Some(best) => copy_model(&best, &self.dir)?,
-                None => self.write_model(&self.dir)?,
+                None => {
+                    if t.load_best_model_at_end {
+                        watch.message("load_best_model_at_end: no step was both evaluated and saved here, so the last model is the result; let eval_steps divide save_steps");
+                    }
+                    self.write_model(&self.dir)?;
+                }
             }
             outputs.push(("model".to_owned(), self.dir.clone()));
         }
@@ -440,17 +466,37 @@ impl Run<'_> {
             interrupted,
             curve: self.files.curve(),
             outputs,
-            eval_loss,
+            eval_loss: self.last_eval.map(|(mean, _)| mean),
             state: self.state,
         })
     }
 }
 
-/// Copies model files of a checkpoint into the output folder, each atomically.
+/// Takes away a model that an earlier run left in the output folder, its configuration first: at no moment of a kill do files of two
+/// models lie there under one configuration.
+fn clear_model(dir: &Path) -> Result<()> {
+    let mut doomed = vec![dir.join("config.json"), dir.join("adapter_config.json")];
+    for entry in std::fs::read_dir(dir).map_err(TrainError::io(dir))? {
+        let path = entry.map_err(TrainError::io(dir))?.path();
+        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        let weights = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+        if weights && (name.starts_with("model") || name.starts_with("adapter_model")) {
+            doomed.push(path);
+        }
+    }
+    for path in doomed.iter().filter(|p| p.exists()) {
+        std::fs::remove_file(path).map_err(TrainError::io(path))?;
+    }
+    Ok(())
+}
+
+/// Copies model files of a checkpoint into the output folder, each atomically, the configuration last.
 fn copy_model(from: &Path, to: &Path) -> Result<()> {
     let not_model = ["optimizer.safetensors", "trainer_state.json", "phalanx_state.json"];
-    for entry in std::fs::read_dir(from).map_err(TrainError::io(from))? {
-        let path = entry.map_err(TrainError::io(from))?.path();
+    let entries = std::fs::read_dir(from).map_err(TrainError::io(from))?;
+    let mut paths = entries.map(|e| Ok(e.map_err(TrainError::io(from))?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort_by_key(|p| p.file_name().is_some_and(|n| n == "config.json" || n == "adapter_config.json"));
+    for path in paths {
         let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
         if path.is_file() && !not_model.contains(&name) {
             let mut source = std::fs::File::open(&path).map_err(TrainError::io(&path))?;

@@ -58,3 +58,24 @@ fn a_family_that_is_not_here_says_so() {
         assert!(e.to_string().contains("qwen2") && e.to_string().contains("config.json"), "{e}");
     }
 }
+
+/// A value that is no number must fail, not be passed over by `max`.
+#[test]
+fn a_reference_that_is_not_a_number_fails() {
+    let from = format!("{}/../../testkit/fixtures/golden/llama3-rope-tied", env!("CARGO_MANIFEST_DIR"));
+    let dir = std::env::temp_dir().join(format!("phalanx-golden-nan-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for e in std::fs::read_dir(from).unwrap() {
+        let path = e.unwrap().path();
+        std::fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
+    }
+    // The last tensor of expected.safetensors ends the file: make its last value NaN.
+    let path = dir.join("expected.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let n = bytes.len();
+    bytes[n - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let p = verify(&Runtime::new(1), &dir).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert!(!p.pass, "{}", serde_json::to_string(&p).unwrap());
+}

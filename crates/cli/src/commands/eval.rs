@@ -1,5 +1,7 @@
 //! `phalanx eval`
 
+use std::sync::atomic::AtomicBool;
+
 use phalanx_config::{Purpose, Stage};
 use phalanx_data::prepare;
 use phalanx_nn::{Batch, Env};
@@ -30,7 +32,10 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     job.load(None)?;
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.adapters = job.adapters.clone();
-    let loss = evaluate(&job.model, &env, &corpus, job.config.train.per_device_eval_batch_size)?;
+    let rows = job.config.train.per_device_eval_batch_size;
+    let Some(loss) = evaluate(&job.model, &env, &corpus, rows, &AtomicBool::new(false))? else {
+        return Ok(Outcome::Interrupted);
+    };
     let mean = loss.mean();
     if c.json {
         println!(

@@ -37,6 +37,7 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     describe(&job, &data, &mut watch);
     let stop = Arc::new(AtomicBool::new(false));
     interrupts(&stop)?;
+    start.clear()?;
     let finished = trainer::train(&mut job, data.train, data.eval, start.checkpoint.as_deref(), &stop, &mut watch)?;
     watch.finish();
     let interrupted = finished.interrupted.is_some();
@@ -83,7 +84,9 @@ fn conclude(job: &Job, f: Finished, args: &[String], as_json: bool) -> Result<()
     let mut next = Vec::new();
     let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
     if f.interrupted.is_some() {
-        next.push(("go on".to_owned(), command("train", args)));
+        // Said outright, so that overwrite_output_dir in the file does not mean this run.
+        let args = [args, &["resume_from_checkpoint=true".to_owned()]].concat();
+        next.push(("go on".to_owned(), command("train", &args)));
     } else if job.lora.is_some() {
         next.push(("talk to it".into(), format!("phalanx chat {base} --adapter {}", dir.display())));
         let keys = format!(

@@ -108,6 +108,35 @@ fn the_last_k_stay_and_the_best() {
 }
 
 #[test]
+fn the_best_is_one_that_was_saved() {
+    let bench = Bench::new("best-saved", 20);
+    // Evaluated at every step, saved at every third: the best evaluation of all (the first) has no checkpoint.
+    let keys = "save_steps: 3\nsave_total_limit: 1\neval_strategy: steps\neval_steps: 1\nval_size: 4\n\
+                load_best_model_at_end: DROP\nlearning_rate: 0.5\nlr_scheduler_type: constant\nmax_grad_norm: 0\n";
+    let (finished, _) = run(bench.config("out", keys), None).unwrap();
+    let (_, best) = finished.state.best.unwrap();
+    assert!(
+        bench.out("out").join(format!("checkpoint-{best}")).is_dir(),
+        "best at {best}: {:?}",
+        steps(&bench.out("out"))
+    );
+}
+
+#[test]
+fn an_interrupted_run_can_go_on_whatever_it_was_to_keep() {
+    let bench = Bench::new("interrupted", 20);
+    let keys = "save_strategy: no\nsave_steps: DROP\nsave_only_model: DROP\n";
+    run(bench.config("out", keys), Some(3)).unwrap();
+    let keys = format!("{keys}overwrite_output_dir: true\nresume_from_checkpoint: true\n");
+    let (finished, _) = run(bench.config("out", &keys), None).unwrap();
+    assert_eq!(finished.state.step, finished.total_steps);
+    let only = "save_steps: 100\nsave_only_model: true\n";
+    run(bench.config("only", only), Some(3)).unwrap();
+    let (finished, _) = run(bench.config("only", &format!("{only}resume_from_checkpoint: true\n")), None).unwrap();
+    assert_eq!(finished.state.step, finished.total_steps);
+}
+
+#[test]
 fn models_without_optimizer_are_limited_too_and_cannot_be_gone_on_from() {
     let bench = Bench::new("only-model", 20);
     let keys = "save_steps: 1\nsave_total_limit: 2\nsave_only_model: true\n";

@@ -14,7 +14,9 @@ fn begun(name: &str) -> Bench {
 }
 
 fn start(bench: &Bench, keys: &str) -> phalanx_train::Result<Start> {
-    starting_point(&bench.config("out", keys))
+    let start = starting_point(&bench.config("out", keys))?;
+    start.clear()?;
+    Ok(start)
 }
 
 fn refused(bench: &Bench, keys: &str) -> String {
@@ -39,9 +41,13 @@ fn the_last_checkpoint_a_named_one_or_none() {
     assert!(e.contains("checkpoint-3"), "{e}");
     let e = refused(&bench, &format!("resume_from_checkpoint: {}\n", bench.out("out").display()));
     assert!(e.contains("name a checkpoint in it") && e.contains("checkpoint-3"), "{e}");
-    let s = start(&bench, &format!("resume_from_checkpoint: {two}\noverwrite_output_dir: true\n")).unwrap();
+    // Deciding alone removes nothing: data or weights may yet be found unsound.
+    let keys = format!("resume_from_checkpoint: {two}\noverwrite_output_dir: true\n");
+    starting_point(&bench.config("out", &keys)).unwrap();
+    assert!(bench.out("out").join("checkpoint-3").exists());
+    let s = start(&bench, &keys).unwrap();
     assert_eq!(ends(&s).unwrap(), "checkpoint-2");
-    assert!(s.notes.iter().any(|n| n.contains("removed checkpoint-3")), "{:?}", s.notes);
+    assert!(s.notes.iter().any(|n| n.contains("removing checkpoint-3")), "{:?}", s.notes);
     assert!(!bench.out("out").join("checkpoint-3").exists());
 
     // In another folder: the first run stays, the second goes on from it.
