@@ -1,10 +1,14 @@
 //! Tokenised examples in one file that is mapped into memory, or in memory in the same layout.
 //!
 //! ```text
-//! "PHXTOK01" | key (32 bytes) | examples | index: u64 for each example | counts as JSON | footer
+//! "PHXTOK02" | key (32 bytes) | examples | index: u64 for each example | counts as JSON | footer
 //! example: tokens n (u32), record (u32), n ids (u32 each), mask (1 bit each, padded to 4 bytes)
-//! footer:  index at, examples, JSON at, JSON bytes (u64 each) | BLAKE3 of all before | "PHXTOKND"
+//! footer:  index at, examples, JSON at, JSON bytes (u64 each) | checksum | "PHXTOKND"
+//! checksum: BLAKE3 of all before it, where the BLAKE3 of the examples stands for the examples
 //! ```
+//!
+//! So one pass over the file gives both: the checksum, and the hash of the examples alone, which says whether data is
+//! the same whatever key or counts it was written with.
 //!
 //! All numbers are little-endian. The file is written under a temporary name and renamed when it is complete, so a
 //! reader sees a whole file or none; length, magic, key and checksum are checked on opening, and whatever fails them
@@ -20,7 +24,7 @@ use memmap2::Mmap;
 use crate::encode::{EncodeStats, Example};
 use crate::error::{DataError, Result};
 
-const MAGIC: &[u8; 8] = b"PHXTOK01";
+const MAGIC: &[u8; 8] = b"PHXTOK02";
 const END: &[u8; 8] = b"PHXTOKND";
 const HEADER: usize = 8 + 32;
 const FOOTER: usize = 4 * 8 + 32 + 8;
@@ -46,7 +50,7 @@ pub struct TokenStore {
     index_at: usize,
     len: usize,
     stats: EncodeStats,
-    checksum: [u8; 32],
+    examples_hash: blake3::Hash,
 }
 
 impl std::fmt::Debug for TokenStore {
@@ -71,9 +75,9 @@ impl TokenStore {
         &self.stats
     }
 
-    /// Checksum of the contents.
-    pub(crate) fn checksum(&self) -> &[u8; 32] {
-        &self.checksum
+    /// Hash of the examples, and of nothing else: not of the key, nor of what was counted.
+    pub(crate) fn examples_hash(&self) -> &blake3::Hash {
+        &self.examples_hash
     }
 
     /// Tokens of example `i`.
@@ -160,30 +164,35 @@ impl TokenStore {
         if &bytes[8..HEADER] != key.as_bytes() {
             return Err("belongs to other data or options".into());
         }
-        let hashed = len - 40;
-        let mut checksum = [0; 32];
-        checksum.copy_from_slice(&bytes[hashed..hashed + 32]);
-        if blake3::hash(&bytes[..hashed]) != checksum {
-            return Err("fails its checksum".into());
-        }
         let number = |i: usize| {
             let at = len - FOOTER + 8 * i;
             bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes) as usize
         };
         let (index_at, examples, json_at, json_len) = (number(0), number(1), number(2), number(3));
-        let json = bytes.get(json_at..json_at.saturating_add(json_len)).ok_or("has a broken footer")?;
-        if index_at.checked_add(8 * examples) != Some(json_at) {
+        let index_end = examples.checked_mul(8).and_then(|n| n.checked_add(index_at));
+        let json_end = json_at.checked_add(json_len);
+        if index_at < HEADER || index_end != Some(json_at) || json_end != Some(len - FOOTER) {
             return Err("has a broken footer".into());
         }
-        let stats = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-        Ok(Self { bytes, index_at, len: examples, stats, checksum })
+        let hashed = len - 40;
+        let examples_hash = blake3::hash(&bytes[HEADER..index_at]);
+        let mut whole = blake3::Hasher::new();
+        whole.update(&bytes[..HEADER]).update(examples_hash.as_bytes()).update(&bytes[index_at..hashed]);
+        if whole.finalize().as_bytes()[..] != bytes[hashed..hashed + 32] {
+            return Err("fails its checksum".into());
+        }
+        let stats = serde_json::from_slice(&bytes[json_at..len - FOOTER]).map_err(|e| e.to_string())?;
+        Ok(Self { bytes, index_at, len: examples, stats, examples_hash })
     }
 }
 
 /// Writes examples in order, to memory or towards a file.
 pub(crate) struct StoreWriter {
     sink: Sink,
-    hasher: blake3::Hasher,
+    /// Of what has been written, the examples left out.
+    whole: blake3::Hasher,
+    /// Of the examples.
+    examples: blake3::Hasher,
     index: Vec<u64>,
     at: u64,
     buffer: Vec<u8>,
@@ -225,11 +234,12 @@ impl StoreWriter {
                 Sink::File { writer: BufWriter::new(file), temporary: guard, path: path.to_path_buf() }
             }
         };
-        let mut writer =
-            Self { sink, hasher: blake3::Hasher::new(), index: Vec::new(), at: 0, buffer: Vec::new(), key };
+        let (whole, examples) = (blake3::Hasher::new(), blake3::Hasher::new());
+        let mut writer = Self { sink, whole, examples, index: Vec::new(), at: 0, buffer: Vec::new(), key };
         writer.buffer.extend_from_slice(MAGIC);
         writer.buffer.extend_from_slice(key.as_bytes());
-        writer.flush_buffer()?;
+        writer.whole.update(&writer.buffer);
+        writer.write_buffer()?;
         Ok(writer)
     }
 
@@ -243,16 +253,12 @@ impl StoreWriter {
         for (t, _) in example.trained.iter().enumerate().filter(|(_, trained)| **trained) {
             self.buffer[mask_at + t / 8] |= 1 << (t % 8);
         }
-        self.flush_buffer()
+        self.examples.update(&self.buffer);
+        self.write_buffer()
     }
 
-    fn flush_buffer(&mut self) -> Result<()> {
-        self.hasher.update(&self.buffer);
+    fn write_buffer(&mut self) -> Result<()> {
         self.at += self.buffer.len() as u64;
-        self.write_raw()
-    }
-
-    fn write_raw(&mut self) -> Result<()> {
         match &mut self.sink {
             Sink::Memory(bytes) => bytes.extend_from_slice(&self.buffer),
             Sink::File { writer, path, .. } => {
@@ -266,19 +272,17 @@ impl StoreWriter {
     pub(crate) fn finish(mut self, stats: &EncodeStats) -> Result<TokenStore> {
         let index_at = self.at;
         self.buffer.extend(self.index.iter().flat_map(|at| at.to_le_bytes()));
-        self.flush_buffer()?;
-        let json_at = self.at;
+        let json_at = index_at + self.buffer.len() as u64;
         // Counts are plain numbers and strings; writing them as JSON cannot fail.
         let json = serde_json::to_vec(stats).unwrap_or_default();
         self.buffer.extend_from_slice(&json);
         for number in [index_at, self.index.len() as u64, json_at, json.len() as u64] {
             self.buffer.extend_from_slice(&number.to_le_bytes());
         }
-        self.flush_buffer()?;
-        let checksum = self.hasher.finalize();
-        self.buffer.extend_from_slice(checksum.as_bytes());
+        self.whole.update(self.examples.finalize().as_bytes()).update(&self.buffer);
+        self.buffer.extend_from_slice(self.whole.finalize().as_bytes());
         self.buffer.extend_from_slice(END);
-        self.write_raw()?;
+        self.write_buffer()?;
         match self.sink {
             Sink::Memory(bytes) => {
                 TokenStore::parse(Bytes::Memory(bytes), &self.key).map_err(|e| DataError::Empty(format!("store {e}")))

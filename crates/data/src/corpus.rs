@@ -120,10 +120,18 @@ struct Inner {
     mix: MixStrategy,
     cutoff_len: usize,
     fingerprint: blake3::Hash,
+    template_date: Option<String>,
 }
 
 impl Corpus {
-    pub(crate) fn new(parts: Vec<Part>, mix: MixStrategy, probs: Option<&[f64]>, cutoff_len: usize) -> Result<Self> {
+    /// `template_date` is the day that the template printed.
+    pub(crate) fn new(
+        parts: Vec<Part>,
+        mix: MixStrategy,
+        probs: Option<&[f64]>,
+        cutoff_len: usize,
+        template_date: Option<String>,
+    ) -> Result<Self> {
         let sizes: Vec<u64> = parts.iter().map(Part::rows).collect();
         if sizes.iter().sum::<u64>() == 0 {
             return Err(DataError::Empty("no data set holds a row".into()));
@@ -131,7 +139,7 @@ impl Corpus {
         let quotas = quotas(&sizes, mix, probs);
         let mut hasher = blake3::Hasher::new();
         for (part, quota) in parts.iter().zip(&quotas) {
-            hasher.update(part.store.checksum());
+            hasher.update(part.store.examples_hash().as_bytes());
             for number in [part.rows(), *quota, part.items.len() as u64, part.starts.is_some().into()] {
                 hasher.update(&number.to_le_bytes());
             }
@@ -141,7 +149,12 @@ impl Corpus {
         }
         hasher.update(format!("{mix:?} {cutoff_len}").as_bytes());
         let fingerprint = hasher.finalize();
-        Ok(Self { inner: Arc::new(Inner { parts, quotas, mix, cutoff_len, fingerprint }) })
+        Ok(Self { inner: Arc::new(Inner { parts, quotas, mix, cutoff_len, fingerprint, template_date }) })
+    }
+
+    /// The day (`YYYY-MM-DD`) that the chat template printed, if it is one that does.
+    pub fn template_date(&self) -> Option<&str> {
+        self.inner.template_date.as_deref()
     }
 
     /// Rows that one epoch visits.

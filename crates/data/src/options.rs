@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{DataError, Result};
+use crate::stream::StreamState;
 
 /// What kind of training the data is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -151,6 +152,16 @@ impl Default for DataOptions {
 }
 
 impl DataOptions {
+    /// The options with which a run goes on from a checkpoint: a template that prints the day prints the one of the
+    /// run's beginning, unless `template_date` names another.
+    #[must_use]
+    pub fn of_run(mut self, state: &StreamState) -> Self {
+        if self.template_date.is_none() {
+            self.template_date.clone_from(&state.template_date);
+        }
+        self
+    }
+
     /// Checks what can be checked without opening a file.
     ///
     /// # Errors

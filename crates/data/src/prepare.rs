@@ -18,7 +18,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 /// Raised when a change of this crate changes what is in a cache.
-const ENCODING_VERSION: u32 = 1;
+const ENCODING_VERSION: u32 = 2;
 
 /// Records handed out together; and for each thread, so many such handfuls at a time.
 const CHUNK: usize = 32;
@@ -124,11 +124,12 @@ pub fn prepare(
             return Err(DataError::Empty(format!("data set {name} has none left after val_size was held back")));
         }
     }
-    let train =
-        Corpus::new(train_parts, options.mix_strategy, options.interleave_probs.as_deref(), options.cutoff_len)?;
+    let date = template.and_then(ChatTemplate::date);
+    let (probs, cutoff_len) = (options.interleave_probs.as_deref(), options.cutoff_len);
+    let train = Corpus::new(train_parts, options.mix_strategy, probs, cutoff_len, date.clone())?;
     let eval = match eval_parts.is_empty() {
         true => None,
-        false => Some(Corpus::new(eval_parts, MixStrategy::Concat, None, options.cutoff_len)?),
+        false => Some(Corpus::new(eval_parts, MixStrategy::Concat, None, cutoff_len, date)?),
     };
     Ok(Prepared { train, eval, datasets: out.summaries, messages: out.messages })
 }

@@ -45,6 +45,10 @@ pub struct StreamState {
     pub data: String,
     /// The seed and whether rows are shuffled.
     pub order: String,
+    /// The day that the chat template printed, if it is one that does. A run that goes on prepares its data with
+    /// [`DataOptions::of_run`], so that midnight does not change it.
+    #[serde(default)]
+    pub template_date: Option<String>,
 }
 
 /// Gives out batches of rows, epoch after epoch.
@@ -124,6 +128,7 @@ impl Stream {
             } else {
                 "in order".into()
             },
+            template_date: self.corpus.template_date().map(str::to_owned),
         }
     }
 
@@ -139,8 +144,14 @@ impl Stream {
             } else {
                 format!(" ({} rows an epoch then, {} now)", state.rows_per_epoch, now.rows_per_epoch)
             };
+            let days = match (&state.template_date, &now.template_date) {
+                (Some(then), Some(now)) if then != now => {
+                    format!(" (the template printed the day {then} then and {now} now: set template_date: {then})")
+                }
+                _ => String::new(),
+            };
             return Err(DataError::Resume(format!(
-                "the data is not that of the checkpoint{rows}: a data file, the tokenizer, the template or a data option \
+                "the data is not that of the checkpoint{rows}{days}: a data file, the tokenizer, the template or a data option \
                  (dataset, cutoff_len, packing, val_size, ...) has changed; undo the change, or start a new run"
             )));
         }

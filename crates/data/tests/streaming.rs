@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use common::{options, tokenizer};
 use phalanx_data::{
-    Corpus, DataError, DataOptions, MixStrategy, Prefetch, Stage, Stream, StreamOptions, StreamState, prepare,
+    ChatTemplate, Corpus, DataError, DataOptions, MixStrategy, Prefetch, Stage, Stream, StreamOptions, StreamState,
+    prepare,
 };
 use proptest::prelude::*;
 
@@ -149,4 +150,55 @@ fn a_state_of_other_data_or_order_is_refused() {
     let mut same = Stream::new(corpus(MixStrategy::Concat, false), options);
     same.resume(&state).unwrap();
     assert_eq!(same.position(), 5);
+}
+
+/// Conversations as the model in `folder` prints them, under a template that may be changed.
+fn dated(folder: &str, options: &DataOptions, change: impl Fn(&str) -> String) -> Corpus {
+    let tokenizer = tokenizer(folder);
+    let (own, _) = ChatTemplate::choose(&tokenizer, options).unwrap();
+    let template = ChatTemplate::from_source("changed", &change(own.source()), &tokenizer, options).unwrap();
+    prepare(options, &tokenizer, Some(&template), &|_| {}).unwrap().train
+}
+
+#[test]
+fn a_run_goes_on_after_midnight() {
+    let print_day = |source: &str| format!("{}{source}", "{{- strftime_now('%d %b %Y') }}");
+    let day = |day: &str| DataOptions { template_date: Some(day.into()), ..options(&["alpaca_tiny"]) };
+    let order = StreamOptions { shuffle: true, seed: 1 };
+    let (monday, tuesday) = (day("2024-07-29"), day("2024-07-30"));
+    let state = Stream::new(dated("tiny-chatml", &monday, print_day), order).state();
+    assert_eq!(state.template_date.as_deref(), Some("2024-07-29"));
+
+    // Of another day, the data is other data, and the message says the way out.
+    let mut stream = Stream::new(dated("tiny-chatml", &tuesday, print_day), order);
+    let refused = stream.resume(&state).unwrap_err().to_string();
+    assert!(refused.contains("2024-07-29 then and 2024-07-30 now: set template_date: 2024-07-29"), "{refused}");
+
+    // Whatever day it is, the run keeps its own, unless the user names one.
+    let today = DataOptions { template_date: None, ..monday };
+    let going_on = today.of_run(&state);
+    Stream::new(dated("tiny-chatml", &going_on, print_day), order).resume(&state).unwrap();
+    assert_eq!(tuesday.of_run(&state).template_date.as_deref(), Some("2024-07-30"));
+}
+
+#[test]
+fn what_prints_the_same_is_the_same_data() {
+    let folder = std::env::temp_dir().join(format!("phalanx-same-{}", std::process::id()));
+    let cached = |day: &str| DataOptions {
+        template_date: Some(day.into()),
+        cache_dir: Some(folder.clone()),
+        ..options(&["alpaca_tiny"])
+    };
+    let order = StreamOptions { shuffle: true, seed: 1 };
+    let before = Stream::new(dated("tiny-chatml", &cached("2024-07-29"), str::to_owned), order).state();
+    assert_eq!(before.template_date, None);
+    // Another day, and another text of the template and so another cache; the same tokens.
+    let reworded = |source: &str| format!("{}{source}", "{#- strftime_now is not called -#}");
+    let after = dated("tiny-chatml", &cached("2024-07-30"), reworded);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
+    Stream::new(after, order).resume(&before).unwrap();
+    // From memory, the same again.
+    let memory = DataOptions { cache_dir: None, ..cached("2024-07-30") };
+    Stream::new(dated("tiny-chatml", &memory, str::to_owned), order).resume(&before).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
 }

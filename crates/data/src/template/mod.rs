@@ -144,6 +144,12 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// The day (`YYYY-MM-DD`) that the template prints, if it is one that asks for it.
+    pub fn date(&self) -> Option<String> {
+        let Day { year, month, day } = self.today;
+        self.source.contains("strftime_now").then(|| format!("{year:04}-{month:02}-{day:02}"))
+    }
+
     /// The text of a conversation, with the head of the next answer if asked for.
     ///
     /// # Errors
@@ -267,7 +273,7 @@ impl ChatTemplate {
 
     /// Everything that decides what this template prints, for the cache key.
     pub(crate) fn hash_into(&self, hasher: &mut blake3::Hasher) {
-        let today = if self.source.contains("strftime_now") { format!("{:?}", self.today) } else { String::new() };
+        let today = self.date().unwrap_or_default();
         for part in [&self.source, &json!(self.variables).to_string(), &json!(self.default_system).to_string(), &today]
         {
             hasher.update(&(part.len() as u64).to_le_bytes());
