@@ -2,7 +2,8 @@
 //!
 //! The fused form never holds the logits of all tokens: for a chunk of tokens it forms the logits, the loss, the gradient of
 //! the logits in place, the gradient of the hidden rows and adds to the gradient of the weight, then forgets them. Gradients
-//! are therefore ready in forward (as in Liger and MindSpeed's chunk loss); backward only multiplies by the upstream factor.
+//! are therefore ready in forward (as in Liger and MindSpeed's chunk loss), for an upstream factor that must be known there; the
+//! tape fixes it at 1 and refuses any other in backward.
 
 use crate::elementwise::sum_rows;
 use crate::error::{bad_shape, check_len};

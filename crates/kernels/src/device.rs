@@ -1,7 +1,7 @@
 //! What every kernel call runs on: an instruction set, a team of threads, and the working buffers that calls reuse.
 
 use crate::scratch::Scratch;
-use crate::{Isa, Team};
+use crate::{Isa, Result, Team};
 
 /// A processor as the kernels see it. A rank owns one; nothing is global.
 pub struct Device {
@@ -12,17 +12,30 @@ pub struct Device {
 
 impl Device {
     /// The best instruction set here, with `threads` threads (at least 1).
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn try_new(threads: usize) -> Result<Device> {
+        Ok(Device::build(Isa::detect(), Team::try_new(threads)?))
+    }
+
+    /// As [`Device::try_new`], for tests and examples.
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
     pub fn new(threads: usize) -> Device {
-        Device::build(Isa::detect(), threads)
+        Device::build(Isa::detect(), Team::new(threads))
     }
 
     /// A chosen instruction set, for tests and comparisons; `None` where this processor lacks it.
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
     pub fn with_isa(isa: Isa, threads: usize) -> Option<Device> {
-        Isa::available().contains(&isa).then(|| Device::build(isa, threads))
+        Isa::available().contains(&isa).then(|| Device::build(isa, Team::new(threads)))
     }
 
-    fn build(isa: Isa, threads: usize) -> Device {
-        let team = Team::new(threads);
+    fn build(isa: Isa, team: Team) -> Device {
         Device { isa, scratch: Scratch::new(team.threads()), team }
     }
 

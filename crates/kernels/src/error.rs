@@ -1,6 +1,7 @@
 //! What a kernel call can refuse.
 
-/// Why a kernel refused its arguments. Nothing has been written when one of these comes back.
+/// Why a kernel did not run. Nothing has been written when it refused its arguments; when memory ran out, an output may be
+/// half written.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KernelError {
     /// A slice has not the length that the shape asks for.
@@ -21,6 +22,28 @@ pub enum KernelError {
         /// The kernel called.
         kernel: &'static str,
         /// What is wrong, with the numbers.
+        why: String,
+    },
+    /// The system has no memory for a working buffer.
+    #[error(
+        "no memory for a kernel's working buffer of {bytes} bytes ({why}). Lower the batch or cutoff_len, or use fewer threads"
+    )]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system said.
+        why: String,
+    },
+    /// The system refused to start a thread.
+    #[error(
+        "{wanted} threads were asked for, the system started {started} and refused the next ({why}). Ask for at most {started} threads, or raise the limit on processes (ulimit -u)"
+    )]
+    Threads {
+        /// Threads asked for, the caller included.
+        wanted: usize,
+        /// Threads there were, the caller included.
+        started: usize,
+        /// What the system said.
         why: String,
     },
 }

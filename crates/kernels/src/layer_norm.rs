@@ -104,7 +104,7 @@ pub fn backward(
     }
     // One partial sum of dw and of db a piece of rows; at most 32 of them.
     let (rows, wanted) = (rows_per_sum(t), dw.is_some() || db.is_some());
-    let mut space = dev.scratch().sums().take(if wanted { t.div_ceil(rows) * 2 * h } else { 0 });
+    let mut space = dev.scratch().sums().take(if wanted { t.div_ceil(rows) * 2 * h } else { 0 })?;
     let partial = space.as_mut_slice();
     partial.fill(0.0);
     {

@@ -102,7 +102,7 @@ pub fn backward(
     }
     // One partial sum of dw a piece of rows; at most 32 of them.
     let rows = rows_per_sum(t);
-    let mut space = dev.scratch().sums().take(if dw.is_some() { t.div_ceil(rows) * h } else { 0 });
+    let mut space = dev.scratch().sums().take(if dw.is_some() { t.div_ceil(rows) * h } else { 0 })?;
     let partial = space.as_mut_slice();
     partial.fill(0.0);
     {

@@ -7,7 +7,10 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
+
+use crate::{KernelError, Result};
 
 /// Alignment of every buffer, and the size of a huge page on x86-64 and arm64.
 pub const HUGE_PAGE: usize = 2 << 20;
@@ -111,19 +114,18 @@ impl Space {
     /// Takes the buffer with room for `floats` values of f32, whose old contents are arbitrary. Nobody else has it until the
     /// guard is dropped.
     ///
-    /// # Panics
-    /// If the system has no memory left, as a growing `Vec` would.
-    pub fn take(&self, floats: usize) -> SpaceGuard<'_> {
+    /// # Errors
+    /// If the system has no memory for it; the buffer then stays as it was.
+    pub fn take(&self, floats: usize) -> Result<SpaceGuard<'_>> {
         let mut buf = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let bytes = floats.checked_mul(4).expect("a working buffer larger than the address space");
+        let bytes = floats.saturating_mul(size_of::<f32>());
         if buf.len() < bytes {
-            // Some room to grow, so that slowly rising sizes do not map anew each time.
-            let want = bytes + bytes / 4;
-            *buf = HugeBuf { ptr: NonNull::dangling(), len: 0 };
-            *buf = HugeBuf::new(want)
-                .unwrap_or_else(|e| panic!("no memory for a kernel's working buffer of {want} bytes: {e}"));
+            // Some room to grow, so that slowly rising sizes do not map anew each time. Pages of the new mapping cost nothing
+            // before they are touched, and the old one is gone by then.
+            let want = bytes.saturating_add(bytes / 4);
+            *buf = HugeBuf::new(want).map_err(|e| KernelError::Memory { bytes: want, why: e.to_string() })?;
         }
-        SpaceGuard { buf, floats }
+        Ok(SpaceGuard { buf, floats })
     }
 }
 
@@ -151,20 +153,49 @@ impl SpaceGuard<'_> {
 }
 
 /// The working buffers of one device: one for each worker, and two that a whole call shares.
+///
+/// A task cannot return an error, so a call first sees to it that [`Scratch::reserve`] has room for its tasks, and they take
+/// what was reserved. Buffers only grow, so no other call can take the room away.
 pub struct Scratch {
     workers: Vec<Space>,
+    /// Values that every worker's buffer has room for.
+    reserved: AtomicUsize,
     packed: Space,
     sums: Space,
 }
 
 impl Scratch {
     pub(crate) fn new(workers: usize) -> Scratch {
-        Scratch { workers: (0..workers).map(|_| Space::new()).collect(), packed: Space::new(), sums: Space::new() }
+        Scratch {
+            workers: (0..workers).map(|_| Space::new()).collect(),
+            reserved: AtomicUsize::new(0),
+            packed: Space::new(),
+            sums: Space::new(),
+        }
     }
 
-    /// The buffer of one worker, for use inside its task.
-    pub fn worker(&self, worker: usize) -> &Space {
-        &self.workers[worker]
+    /// Gives every worker's buffer room for `floats` values.
+    ///
+    /// # Errors
+    /// If the system has no memory for it.
+    pub(crate) fn reserve(&self, floats: usize) -> Result<()> {
+        if self.reserved.load(Ordering::Acquire) < floats {
+            for space in &self.workers {
+                space.take(floats)?;
+            }
+            self.reserved.fetch_max(floats, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// The buffer of one worker, for use inside its task: `floats` values, no more than the call has reserved.
+    ///
+    /// # Panics
+    /// If they were not reserved.
+    pub(crate) fn worker(&self, worker: usize, floats: usize) -> SpaceGuard<'_> {
+        assert!(floats <= self.reserved.load(Ordering::Acquire), "a task takes {floats} values that nobody reserved");
+        let buf = self.workers[worker].0.lock().unwrap_or_else(|e| e.into_inner());
+        SpaceGuard { buf, floats }
     }
 
     /// Packed operands that all tasks of a product read.
@@ -203,10 +234,23 @@ mod tests {
     #[test]
     fn a_space_grows_and_keeps_its_memory() {
         let s = Space::new();
-        s.take(1000).as_mut_slice().fill(3.0);
-        let first = s.take(10).as_mut_ptr();
-        assert_eq!(s.take(1000).as_mut_ptr(), first);
-        assert_eq!(s.take(1 << 20).as_mut_slice().len(), 1 << 20);
-        assert!(s.take(0).as_mut_slice().is_empty());
+        s.take(1000).unwrap().as_mut_slice().fill(3.0);
+        let first = s.take(10).unwrap().as_mut_ptr();
+        assert_eq!(s.take(1000).unwrap().as_mut_ptr(), first);
+        assert_eq!(s.take(1 << 20).unwrap().as_mut_slice().len(), 1 << 20);
+        assert!(s.take(0).unwrap().as_mut_slice().is_empty());
+    }
+
+    #[test]
+    fn no_memory_is_an_error_and_what_was_reserved_stays() {
+        let s = Scratch::new(2);
+        s.reserve(1000).unwrap();
+        s.worker(1, 1000).as_mut_slice()[999] = 3.0;
+        for floats in [1 << 58, usize::MAX] {
+            let e = s.reserve(floats).unwrap_err();
+            assert!(matches!(e, KernelError::Memory { .. }) && e.to_string().contains("Lower the batch"), "{e}");
+            assert!(s.packed().take(floats).is_err());
+        }
+        assert_eq!(s.worker(1, 1000).as_mut_slice()[999], 3.0);
     }
 }

@@ -9,6 +9,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::{KernelError, Result};
+
 /// How often a worker looks for new work at full speed, about 20 µs; then it still looks, letting others run in between.
 const SPINS: usize = 2_000;
 /// How long after its last job a worker sleeps for good. Waking a thread costs 50 µs and more on a virtual machine, and a product
@@ -49,7 +51,25 @@ pub struct Team {
 
 impl Team {
     /// A team of `threads` workers (at least 1), the calling thread being worker 0.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn try_new(threads: usize) -> Result<Team> {
+        Team::start(threads, &|worker, shared| {
+            std::thread::Builder::new().name(format!("phalanx-{worker}")).spawn(move || work(&shared, worker))
+        })
+    }
+
+    /// As [`Team::try_new`], for tests and examples.
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
     pub fn new(threads: usize) -> Team {
+        Team::try_new(threads).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn start(threads: usize, spawn: &dyn Fn(usize, Arc<Shared>) -> std::io::Result<JoinHandle<()>>) -> Result<Team> {
+        let wanted = threads.max(1);
         let shared = Arc::new(Shared {
             slot: Mutex::new(Slot { job: None }),
             wake: Condvar::new(),
@@ -60,16 +80,15 @@ impl Team {
             panicked: AtomicBool::new(false),
             quit: AtomicBool::new(false),
         });
-        let handles = (1..threads.max(1))
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("phalanx-{worker}"))
-                    .spawn(move || work(&shared, worker))
-                    .expect("the system refused a new thread")
-            })
-            .collect();
-        Team { shared, handles, turn: Mutex::new(()) }
+        // Made before its workers, so that those already there end with it when the system refuses another.
+        let mut team = Team { shared, handles: Vec::new(), turn: Mutex::new(()) };
+        for worker in 1..wanted {
+            match spawn(worker, Arc::clone(&team.shared)) {
+                Ok(handle) => team.handles.push(handle),
+                Err(e) => return Err(KernelError::Threads { wanted, started: worker, why: e.to_string() }),
+            }
+        }
+        Ok(team)
     }
 
     /// Number of workers, the caller included.
@@ -233,6 +252,25 @@ mod tests {
                 assert!(hits.iter().all(|&h| h == 1), "{threads} threads, {tasks} tasks: {hits:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_refused_thread_is_an_error_that_says_how_many_there_were() {
+        let ended = Arc::new(AtomicUsize::new(0));
+        let spawn = |worker: usize, shared: Arc<Shared>| {
+            if worker == 3 {
+                return Err(std::io::Error::from(std::io::ErrorKind::WouldBlock));
+            }
+            let ended = Arc::clone(&ended);
+            std::thread::Builder::new().spawn(move || {
+                work(&shared, worker);
+                ended.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let e = Team::start(5, &spawn).err().unwrap();
+        assert!(matches!(e, KernelError::Threads { wanted: 5, started: 3, .. }), "{e:?}");
+        assert!(e.to_string().contains("at most 3 threads"), "{e}");
+        assert_eq!(ended.load(Ordering::Relaxed), 2, "the workers that were there have ended");
     }
 
     #[test]

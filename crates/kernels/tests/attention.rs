@@ -254,6 +254,10 @@ fn refuses_what_does_not_fit() {
         (&[seq(0, 8, 0, 8)], 2, 1, Some(0), "window of 0"),
         (&[seq(0, 9, 0, 9)], 2, 1, None, "does not fit"),
         (&[seq(0, 5, 0, 4)], 2, 1, None, "does not fit"),
+        // Sums that wrap around are no way in.
+        (&[seq(0, 4, usize::MAX, 4)], 2, 1, None, "does not fit"),
+        (&[seq(usize::MAX - 2, 3, 0, 4)], 2, 1, None, "does not fit"),
+        (&[seq(0, usize::MAX, 4, 4)], 2, 1, None, "does not fit"),
         (&[seq(0, 4, 0, 4), seq(3, 4, 4, 4)], 2, 1, None, "share query rows"),
         (&[seq(0, 4, 0, 4), seq(4, 4, 3, 4)], 2, 1, None, "share key rows"),
     ] {
@@ -262,6 +266,9 @@ fn refuses_what_does_not_fit() {
             other => panic!("{why}: {other:?}"),
         }
     }
+    let absurd = case(&[], (1 << 63) + 1, 1, 2, None);
+    let e = forward(&dev, &absurd, &[1.0; 2], &[1.0; 2], &[1.0; 2], &mut [0.0; 2], &mut [0.0]).unwrap_err();
+    assert!(e.to_string().contains("beyond any memory"), "{e}");
 }
 
 proptest! {

@@ -25,6 +25,12 @@ pub enum TensorError {
         /// The number of elements at hand.
         elements: usize,
     },
+    /// A shape has more elements than an address space can hold.
+    #[error("shape {shape:?} is beyond any memory; is a size in config.json or in the settings wrong?")]
+    TooLarge {
+        /// The shape.
+        shape: Vec<usize>,
+    },
     /// Somebody else still reads the memory that is to be changed.
     #[error("{what}: the tensor is still shared and cannot be changed in place")]
     Shared {

@@ -73,6 +73,9 @@ pub struct PoolStats {
 /// Granularity of small blocks.
 const SMALL_PAGE: usize = 4096;
 
+/// Bytes that no system gives; below it, sums of sizes do not wrap.
+const MOST: usize = isize::MAX as usize / 4;
+
 #[derive(Default)]
 struct Inner {
     free: BTreeMap<usize, Vec<HugeBuf>>,
@@ -152,8 +155,11 @@ impl Pool {
         if bytes == 0 {
             return Ok(Block { buf: None, bytes: 0, category, pool: self.clone() });
         }
-        let class = size_class(bytes);
         let mut p = self.lock();
+        if bytes > MOST {
+            return Err(oom(&p, bytes, category, "the address space".into()));
+        }
+        let class = size_class(bytes);
         if let Some(limit) = p.limit.filter(|&l| p.total + class > l) {
             return Err(oom(&p, class, category, format!("{limit} bytes")));
         }
@@ -248,7 +254,7 @@ mod tests {
         let pool = Pool::new();
         let a = pool.take(5 << 20, Category::Weights).unwrap();
         let in_use = pool.current(Category::Weights);
-        assert!(in_use >= 5 << 20 && in_use <= 6 << 20);
+        assert!((5 << 20..=6 << 20).contains(&in_use));
         drop(a);
         assert_eq!(pool.current(Category::Weights), 0);
         for _ in 0..10 {
@@ -276,6 +282,7 @@ mod tests {
         let pool = Pool::new();
         pool.set_limit(Some(10 << 20));
         let _a = pool.take(8 << 20, Category::Gradients).unwrap();
+        assert!(pool.take(usize::MAX, Category::Activations).is_err());
         let e = pool.take(8 << 20, Category::Activations).err().unwrap().to_string();
         assert!(e.contains("gradients 8 MiB") && e.contains("activations"), "{e}");
     }

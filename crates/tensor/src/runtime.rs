@@ -17,6 +17,17 @@ pub struct Runtime {
 
 impl Runtime {
     /// A runtime on the best instruction set with `threads` threads.
+    ///
+    /// # Errors
+    /// If the system refuses a thread.
+    pub fn try_new(threads: usize) -> Result<Runtime> {
+        Ok(Runtime::on(Device::try_new(threads)?))
+    }
+
+    /// As [`Runtime::try_new`], for tests and examples.
+    ///
+    /// # Panics
+    /// If the system refuses a thread.
     pub fn new(threads: usize) -> Runtime {
         Runtime::on(Device::new(threads))
     }

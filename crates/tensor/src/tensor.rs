@@ -32,10 +32,17 @@ pub struct Tensor {
     node: Option<NodeId>,
 }
 
+/// Elements of a shape; `None` if they, or those of a part of it, cannot be counted. So once a shape was checked here, no product
+/// of its dimensions wraps; that is why a dimension of 0 hides nothing.
+fn elements(shape: &[usize]) -> Option<usize> {
+    let all = shape.iter().filter(|&&n| n > 0).try_fold(1usize, |all, &n| all.checked_mul(n))?;
+    Some(if shape.contains(&0) { 0 } else { all })
+}
+
 impl Tensor {
     pub(crate) fn from_pool(pool: &Pool, shape: &[usize], dtype: DType, category: Category) -> Result<Tensor> {
-        let elements: usize = shape.iter().product();
-        let block = pool.take(elements * dtype.size(), category)?;
+        let bytes = elements(shape).and_then(|n| n.checked_mul(dtype.size()));
+        let block = pool.take(bytes.ok_or_else(|| TensorError::TooLarge { shape: shape.to_vec() })?, category)?;
         Ok(Tensor { block: Arc::new(block), offset: 0, shape: shape.to_vec(), dtype, node: None })
     }
 
@@ -160,7 +167,7 @@ impl Tensor {
     /// # Errors
     /// If the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
-        if shape.iter().product::<usize>() != self.len() {
+        if elements(shape) != Some(self.len()) {
             return Err(TensorError::Elements { what: "reshape", shape: shape.to_vec(), elements: self.len() });
         }
         Ok(Tensor { shape: shape.to_vec(), ..self.clone() })
@@ -171,7 +178,7 @@ impl Tensor {
     /// # Errors
     /// If the number of elements differs.
     pub fn into_shape(mut self, shape: &[usize]) -> Result<Tensor> {
-        if shape.iter().product::<usize>() != self.len() {
+        if elements(shape) != Some(self.len()) {
             return Err(TensorError::Elements { what: "into_shape", shape: shape.to_vec(), elements: self.len() });
         }
         self.shape = shape.to_vec();
@@ -227,9 +234,29 @@ mod tests {
     }
 
     #[test]
+    fn shapes_beyond_any_memory_are_refused() {
+        let rt = Runtime::new(1);
+        const HALF: usize = 1 << 63;
+        for shape in
+            [&[HALF, 2][..], &[HALF, 2, 0], &[0, HALF, 2], &[1 << 62], &[1 << 32, 1 << 31], &[usize::MAX], &[1 << 60]]
+        {
+            for dtype in [DType::F32, DType::Bf16] {
+                let made = rt.empty(shape, dtype, Category::Weights);
+                assert!(made.is_err() || shape.contains(&0), "{shape:?}: {made:?}");
+            }
+            assert!(rt.from_f32(shape, &[], Category::Weights).is_err(), "{shape:?}");
+        }
+        let empty = rt.empty(&[0, HALF], DType::F32, Category::Weights).unwrap();
+        assert!(empty.is_empty() && empty.rows(0..0).unwrap().is_empty());
+        assert!(empty.reshape(&[HALF, 2]).is_err() && empty.clone().into_shape(&[2, HALF, 0]).is_err());
+        let four = rt.empty(&[4], DType::F32, Category::Weights).unwrap();
+        assert!(four.reshape(&[HALF + 2, 2]).is_err() && four.into_shape(&[HALF + 2, 2]).is_err());
+    }
+
+    #[test]
     fn casts_round_to_bf16_and_widen_exactly() {
         let rt = Runtime::new(1);
-        let a = rt.from_f32(&[3], &[1.0, 1.00390625, -2.5], Category::Weights).unwrap();
+        let a = rt.from_f32(&[3], &[1.0, 1.0 + 1.0 / 256.0, -2.5], Category::Weights).unwrap();
         let b = rt.cast(&a, DType::Bf16, Category::Weights).unwrap();
         assert_eq!(rt.to_vec(&b).unwrap(), [1.0, 1.0, -2.5]);
         assert_eq!(b.bytes(), 6);

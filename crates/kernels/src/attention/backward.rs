@@ -8,10 +8,10 @@
 use super::panel::{BLOCK, Group, VECTORS, bounds, if_seen, key_blocks, transpose_in};
 use super::tile::{Left, Start, product, wide_product};
 use super::{Attention, cut};
-use crate::Device;
 use crate::par::Parts;
 use crate::simd::math::{exp, sum_over};
 use crate::simd::{Simd, simd_fn};
+use crate::{Device, Result};
 
 /// Queries that make it worth to cut a sequence once more.
 const PART_QUERIES: usize = 256;
@@ -71,14 +71,16 @@ pub(super) fn backward(
     dq: &mut [f32],
     dk: &mut [f32],
     dv: &mut [f32],
-) {
+) -> Result<()> {
     let padded = a.head_dim.next_multiple_of(PAD);
+    dev.scratch().reserve(space_len(a.head_dim, padded))?;
     let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
     let groups = a.seqs.iter().flat_map(|&seq| (0..a.kv_heads).map(move |kv_head| Group::new(a, seq, kv_head)));
     let (mut wave, mut pending, mut sums) = (vec![], vec![], 0);
     let run = |wave: &mut Vec<Group>, pending: &mut Vec<Part>, sums: &mut usize| {
-        run_wave(dev, x, padded, (wave, pending, *sums), &dq, &dk, &dv);
+        run_wave(dev, x, padded, (wave, pending, *sums), &dq, &dk, &dv)?;
         (*sums, _) = (0, (wave.clear(), pending.clear()));
+        Ok(())
     };
     for g in groups {
         let (before, start) = (pending.len(), sums);
@@ -86,12 +88,12 @@ pub(super) fn backward(
         if sums > SUMS && !wave.is_empty() {
             pending.truncate(before);
             sums = start;
-            run(&mut wave, &mut pending, &mut sums);
+            run(&mut wave, &mut pending, &mut sums)?;
             sums = parts(g, padded, 0, &mut pending);
         }
         wave.push(g);
     }
-    run(&mut wave, &mut pending, &mut sums);
+    run(&mut wave, &mut pending, &mut sums)
 }
 
 /// Both rounds for some groups.
@@ -103,8 +105,8 @@ fn run_wave(
     dq: &Parts<'_, f32>,
     dk: &Parts<'_, f32>,
     dv: &Parts<'_, f32>,
-) {
-    let mut space = dev.scratch().sums().take(sums);
+) -> Result<()> {
+    let mut space = dev.scratch().sums().take(sums)?;
     let sums = space.as_mut_slice();
     let mut order: Vec<&Part> = parts.iter().collect();
     order.sort_by_key(|p| std::cmp::Reverse(p.rows * p.keys));
@@ -112,7 +114,7 @@ fn run_wave(
         let sums = Parts::new(sums);
         dev.team().run(order.len(), &|i, worker| {
             let p = *order[i];
-            let mut space = dev.scratch().worker(worker).take(space_len(p.group.dim, padded));
+            let mut space = dev.scratch().worker(worker, space_len(p.group.dim, padded));
             // SAFETY: parts have different rows and different sums.
             let sums = unsafe { sums.get(p.sums..p.sums + 2 * p.keys * padded) };
             part(dev.isa(), p, x, padded, sums, space.as_mut_slice(), dq);
@@ -143,6 +145,7 @@ fn run_wave(
             }
         }
     });
+    Ok(())
 }
 
 /// Keys that a task of the second round adds up.

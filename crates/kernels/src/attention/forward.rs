@@ -2,9 +2,9 @@
 
 use super::panel::{Group, Running, VECTORS, bounds, fold, key_blocks, transpose_in};
 use super::{Attention, BLOCK, Seq, cut};
-use crate::Device;
 use crate::par::Parts;
 use crate::simd::{Simd, simd_fn};
+use crate::{Device, Result};
 
 /// Query rows of a task: whole panels on every instruction set.
 const TASK_ROWS: usize = 192;
@@ -40,13 +40,14 @@ pub(super) fn forward(
     (q, k, v): (&[f32], &[f32], &[f32]),
     out: &mut [f32],
     lse: &mut [f32],
-) {
+) -> Result<()> {
+    dev.scratch().reserve(space_len(a.head_dim))?;
     let items = items(a);
     let (out, lse) = (Parts::new(out), Parts::new(lse));
     dev.team().run(items.len() * a.kv_heads, &|task, worker| {
         let item = &items[task / a.kv_heads];
         let g = Group::new(a, item.seq, task % a.kv_heads);
-        let mut space = dev.scratch().worker(worker).take(space_len(a.head_dim));
+        let mut space = dev.scratch().worker(worker, space_len(a.head_dim));
         let write = |r: usize| {
             let row = g.row_index(r);
             // SAFETY: no two tasks have a row in common.
@@ -54,6 +55,7 @@ pub(super) fn forward(
         };
         rows(dev.isa(), g, (item.first, item.rows), a.scale, (q, k, v), space.as_mut_slice(), &write);
     });
+    Ok(())
 }
 
 /// Lanes of the widest panel.

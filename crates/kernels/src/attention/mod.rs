@@ -49,7 +49,8 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    fn check(&self, tq: usize, tk: usize) -> Result<()> {
+    /// Checks the form against the values of Q and of K; gives their rows Tq and Tk.
+    fn check(&self, q: usize, k: usize) -> Result<(usize, usize)> {
         if self.head_dim == 0 {
             return bad_shape("attention", "a head dimension of 0");
         }
@@ -59,6 +60,11 @@ impl Attention<'_> {
                 format!("{} query heads do not divide over {} key/value heads", self.heads, self.kv_heads),
             );
         }
+        let width = |heads: usize| match heads.checked_mul(self.head_dim) {
+            Some(width) => Ok(width),
+            None => bad_shape("attention", format!("{heads} heads of {} values are beyond any memory", self.head_dim)),
+        };
+        let (tq, tk) = (q / width(self.heads)?, k / width(self.kv_heads)?);
         if self.window == Some(0) {
             return bad_shape("attention", "a window of 0 hides every key");
         }
@@ -67,14 +73,15 @@ impl Attention<'_> {
             if s.kv_len > 1 << 24 {
                 return bad_shape("attention", format!("{} keys in a sequence, at most 2²⁴ are possible", s.kv_len));
             }
-            if s.q_start + s.q_len > tq || s.kv_start + s.kv_len > tk || s.kv_len < s.q_len {
+            let fits = |start: usize, len: usize, rows: usize| start.checked_add(len).is_some_and(|end| end <= rows);
+            if !fits(s.q_start, s.q_len, tq) || !fits(s.kv_start, s.kv_len, tk) || s.kv_len < s.q_len {
                 return bad_shape("attention", format!("{s:?} does not fit {tq} query rows and {tk} key rows"));
             }
         }
         if overlap(self.seqs, |s| (s.q_start, s.q_len)) {
             return bad_shape("attention", "two sequences share query rows");
         }
-        Ok(())
+        Ok((tq, tk))
     }
 }
 
@@ -100,7 +107,7 @@ fn overlap(seqs: &[Seq], range: impl Fn(&Seq) -> (usize, usize)) -> bool {
 /// Rows of `out` and `lse` outside every sequence are left alone.
 ///
 /// # Errors
-/// If a length or a sequence does not fit.
+/// If a length or a sequence does not fit, or there is no memory for the working buffers.
 pub fn forward(
     dev: &Device,
     a: &Attention<'_>,
@@ -110,22 +117,20 @@ pub fn forward(
     out: &mut [f32],
     lse: &mut [f32],
 ) -> Result<()> {
-    let (tq, tk) = (q.len() / (a.heads * a.head_dim).max(1), k.len() / (a.kv_heads * a.head_dim).max(1));
-    a.check(tq, tk)?;
+    let (tq, tk) = a.check(q.len(), k.len())?;
     check_len("attention", "q", q.len(), tq * a.heads * a.head_dim)?;
     check_len("attention", "k", k.len(), tk * a.kv_heads * a.head_dim)?;
     check_len("attention", "v", v.len(), k.len())?;
     check_len("attention", "out", out.len(), q.len())?;
     check_len("attention", "lse", lse.len(), tq * a.heads)?;
-    forward::forward(dev, a, (q, k, v), out, lse);
-    Ok(())
+    forward::forward(dev, a, (q, k, v), out, lse)
 }
 
 /// Backward. Takes the forward's `q`, `k`, `v`, `out`, `lse` and the gradient `dout` [Tq,N,D]; overwrites `dq` [Tq,N,D] on
 /// every sequence's rows and `dk`, `dv` [Tk,K,D] on every row that a sequence covers (others are left alone).
 ///
 /// # Errors
-/// If a length or a sequence does not fit, or two sequences share key rows.
+/// If a length or a sequence does not fit, two sequences share key rows, or there is no memory for the working buffers.
 #[allow(clippy::similar_names)]
 pub fn backward(
     dev: &Device,
@@ -140,8 +145,7 @@ pub fn backward(
     dk: &mut [f32],
     dv: &mut [f32],
 ) -> Result<()> {
-    let (tq, tk) = (q.len() / (a.heads * a.head_dim).max(1), k.len() / (a.kv_heads * a.head_dim).max(1));
-    a.check(tq, tk)?;
+    let (tq, tk) = a.check(q.len(), k.len())?;
     for (what, got, want) in [
         ("q", q.len(), tq * a.heads * a.head_dim),
         ("k", k.len(), tk * a.kv_heads * a.head_dim),
@@ -159,6 +163,5 @@ pub fn backward(
         return bad_shape("attention backward", "two sequences share key rows");
     }
     let inputs = backward::Inputs { q, k, v, out, lse, dout, scale: a.scale };
-    backward::backward(dev, a, &inputs, dq, dk, dv);
-    Ok(())
+    backward::backward(dev, a, &inputs, dq, dk, dv)
 }

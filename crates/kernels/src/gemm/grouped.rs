@@ -31,7 +31,8 @@ pub struct Grouped<'a> {
 /// cost no more than one large one.
 ///
 /// # Errors
-/// If a slice's length is not what the sizes ask for, or the offsets do not rise from 0.
+/// If a slice's length is not what the sizes ask for, the offsets do not rise from 0, or there is no memory for
+/// packing.
 pub fn grouped(dev: &Device, g: &Grouped<'_>, c: &mut [f32]) -> Result<()> {
     grouped_blocked(dev, g, c, &Blocking::best(dev.isa()))
 }
@@ -71,6 +72,5 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
         }
     };
     // SAFETY: lengths were checked above, the groups' rows do not overlap, and C is borrowed mutably.
-    unsafe { run_groups(dev, g.offsets, &product, by) };
-    Ok(())
+    unsafe { run_groups(dev, g.offsets, &product, by) }
 }

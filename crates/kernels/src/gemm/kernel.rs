@@ -11,7 +11,7 @@ use super::tile::{Tile, portable::Portable};
 #[cfg(target_arch = "x86_64")]
 use super::tile::{avx2::Avx2, avx512::Avx512};
 use crate::team::SendPtr;
-use crate::{Device, Isa};
+use crate::{Device, Isa, Result};
 
 /// Sizes of the cuts. Any values give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub(crate) struct Product {
 ///
 /// # Safety
 /// The operands cover M × K and K × N, C is M × N at stride N and nobody else touches it during the call; all stay alive.
-pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) {
+pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) -> Result<()> {
     // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
     unsafe {
         match dev.isa() {
@@ -88,14 +88,14 @@ pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) {
 
 /// # Safety
 /// As [`run`]; the processor has the instruction set of `T`.
-unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+unsafe fn run_tile<T: Tile>(dev: &Device, p: &Product, by: &Blocking) -> Result<()> {
     let threads = dev.team().threads();
     // SAFETY: the caller's promise.
     unsafe {
         if by.is_narrow(p.m, p.k, p.n.div_ceil(T::NR) >= 4 * threads) {
-            narrow::run::<T>(dev, &[0, p.m], &|_| *p, by);
+            narrow::run::<T>(dev, &[0, p.m], &|_| *p, by)
         } else {
-            wide::<T>(dev, p, by);
+            wide::<T>(dev, p, by)
         }
     }
 }
@@ -109,7 +109,7 @@ pub(crate) unsafe fn run_groups(
     offsets: &[usize],
     group: &(dyn Fn(usize) -> Product + Sync),
     by: &Blocking,
-) {
+) -> Result<()> {
     // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
     unsafe {
         match dev.isa() {
@@ -118,14 +118,15 @@ pub(crate) unsafe fn run_groups(
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => narrow::run::<Avx2>(dev, offsets, group, by),
             _ => narrow::run::<Portable>(dev, offsets, group, by),
-        }
+        }?;
         for g in 0..offsets.len().saturating_sub(1) {
             let p = group(g);
             if p.m > 0 && !by.is_narrow(p.m, p.k, true) {
-                run(dev, &p, by);
+                run(dev, &p, by)?;
             }
         }
     }
+    Ok(())
 }
 
 /// Panels of B that one task packs: enough for long reads along its memory rows, few enough for several tasks.
@@ -138,14 +139,15 @@ pub(super) fn even(len: usize, most: usize, unit: usize) -> usize {
 
 /// # Safety
 /// As [`run_tile`].
-unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
+unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) -> Result<()> {
     let kc = even(p.k, by.kc, 16);
     let k_stretch = even(p.k, (by.stretch / p.n).clamp(kc, 8 * kc) / kc * kc, kc);
     let nc = even(p.n, (by.stretch / k_stretch).max(T::NR), T::NR);
     let threads = dev.team().threads();
     let blocks = p.m.div_ceil(by.mc).next_multiple_of(threads);
     let mc = even(p.m, p.m.div_ceil(blocks), T::MR);
-    let mut packed = dev.scratch().packed().take(k_stretch * nc.next_multiple_of(T::LANES));
+    dev.scratch().reserve(mc * kc)?;
+    let mut packed = dev.scratch().packed().take(k_stretch * nc.next_multiple_of(T::LANES))?;
     let packed = SendPtr(packed.as_mut_ptr());
     for j0 in (0..p.n).step_by(nc) {
         let n = nc.min(p.n - j0);
@@ -164,7 +166,7 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
                 }
             });
             dev.team().run(p.m.div_ceil(mc), &|task, worker| {
-                let (i, mut space) = (task * mc, dev.scratch().worker(worker).take(mc * kc));
+                let (i, mut space) = (task * mc, dev.scratch().worker(worker, mc * kc));
                 let (m, a) = (mc.min(p.m - i), space.as_mut_ptr());
                 for p0 in (0..depth).step_by(kc) {
                     let k = kc.min(depth - p0);
@@ -187,4 +189,5 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) {
             });
         }
     }
+    Ok(())
 }

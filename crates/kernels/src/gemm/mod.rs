@@ -83,7 +83,7 @@ impl<'a> Gemm<'a> {
 /// the bias; so a row of C depends only on its row of op(A) and on op(B), to the bit, whatever M, N and the threads are.
 ///
 /// # Errors
-/// If a slice's length is not what the sizes ask for, or the bias has not N elements.
+/// If a slice's length is not what the sizes ask for, the bias has not N elements, or there is no memory for packing.
 pub fn gemm(dev: &Device, g: &Gemm<'_>, c: &mut [f32]) -> Result<()> {
     gemm_blocked(dev, g, c, &Blocking::best(dev.isa()))
 }
@@ -129,11 +129,11 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
     };
     if g.accumulate && g.alpha != 1.0 {
         // The factor belongs to the sum, not to what C held: the sums wait beside C until they are complete.
-        let mut space = dev.scratch().sums().take(c.len());
+        let mut space = dev.scratch().sums().take(c.len())?;
         let sums = space.as_mut_slice();
         let beside = Product { c: SendPtr(sums.as_mut_ptr()), from_c: false, ..product };
         // SAFETY: lengths were checked above; `sums` has M × N values of its own.
-        unsafe { run(dev, &beside, by) };
+        unsafe { run(dev, &beside, by)? };
         let sums = &*sums;
         const PIECE: usize = 1 << 14;
         dev.team().for_chunks_mut(c, PIECE, &|i, c| {
@@ -142,6 +142,5 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
         return Ok(());
     }
     // SAFETY: lengths were checked above, and C is borrowed mutably.
-    unsafe { run(dev, &product, by) };
-    Ok(())
+    unsafe { run(dev, &product, by) }
 }

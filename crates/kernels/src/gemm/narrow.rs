@@ -6,8 +6,8 @@
 use super::block::multiply;
 use super::kernel::{Blocking, Product, even};
 use super::tile::Tile;
-use crate::Device;
 use crate::team::SendPtr;
+use crate::{Device, Result};
 
 /// Runs the narrow ones among the products `group(g)`, which have the rows `offsets[g]..offsets[g + 1]` of one A.
 ///
@@ -18,10 +18,10 @@ pub(super) unsafe fn run<T: Tile>(
     offsets: &[usize],
     group: &(dyn Fn(usize) -> Product + Sync),
     by: &Blocking,
-) {
+) -> Result<()> {
     let groups = offsets.len().saturating_sub(1);
     if groups == 0 || offsets[groups] == offsets[0] {
-        return;
+        return Ok(());
     }
     // The groups differ in M only.
     let Product { n, k, .. } = group(0);
@@ -31,7 +31,8 @@ pub(super) unsafe fn run<T: Tile>(
         m > 0 && by.is_narrow(m, k, true)
     };
     let rows = offsets[groups] - offsets[0];
-    let mut packed = dev.scratch().packed().take(rows * k);
+    dev.scratch().reserve(panel_len::<T>(kc))?;
+    let mut packed = dev.scratch().packed().take(rows * k)?;
     let base = SendPtr(packed.as_mut_ptr());
     let a = |g: usize| base.get().wrapping_add((offsets[g] - offsets[0]) * k);
 
@@ -68,6 +69,12 @@ pub(super) unsafe fn run<T: Tile>(
             }
         }
     });
+    Ok(())
+}
+
+/// Room for one panel of B of `kc` steps.
+fn panel_len<T: Tile>(kc: usize) -> usize {
+    kc * T::NR.next_multiple_of(T::LANES)
 }
 
 /// Values of A up to which packing is not worth waking the team.
@@ -83,7 +90,7 @@ unsafe fn panel_by_panel<T: Tile>(
     columns: std::ops::Range<usize>,
     worker: usize,
 ) {
-    let mut space = dev.scratch().worker(worker).take(kc * T::NR.next_multiple_of(T::LANES));
+    let mut space = dev.scratch().worker(worker, panel_len::<T>(kc));
     let b = space.as_mut_ptr();
     for j in columns.clone().step_by(T::NR) {
         let n = T::NR.min(columns.end - j);
