@@ -72,7 +72,7 @@ pub fn linear_cross_entropy(
         Some(slot) => {
             let mut sum = LossSum { sum: 0.0, count: 0 };
             let logits = logits.f32_mut()?;
-            slot.add(rt, &[v, h], |dw| {
+            slot.add(rt, &[v, h], |dw| -> Result<()> {
                 sum = kernel::linear_cross_entropy(rt.device(), &call, dh, Some(dw), None, &mut logp, logits)?;
                 Ok(())
             })?;

@@ -55,14 +55,7 @@ impl Function for RmsNorm {
         };
         match &self.weight.grad {
             None => run(&mut dx, None)?,
-            Some(slot) => {
-                let mut outcome = Ok(());
-                slot.add(rt, w.shape(), |dw| {
-                    outcome = run(&mut dx, Some(dw));
-                    Ok(())
-                })?;
-                outcome?;
-            }
+            Some(slot) => slot.add(rt, w.shape(), |dw| run(&mut dx, Some(dw)))?,
         }
         Ok(vec![self.needs_dx.then_some(dx)])
     }
