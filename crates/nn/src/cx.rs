@@ -15,8 +15,8 @@ use crate::{AdapterSet, Batch, KvCache, LowRank, Module, ResolvedPlan, Result};
 pub struct Env {
     /// Device and memory.
     pub rt: Runtime,
-    /// Where the sequences lie.
-    pub batch: Batch,
+    /// Private, because the angles in `rope` belong to it.
+    batch: Batch,
     /// The resolved plan.
     pub plan: Arc<ResolvedPlan>,
     /// Low-rank adapters in force.
@@ -29,6 +29,7 @@ pub struct Env {
     pub moment: u64,
     /// Bytes that the logits of one chunk of tokens may take in the fused loss.
     pub logits_chunk_bytes: usize,
+    /// Angles of the rows of `batch`, once a layer has asked for them.
     pub(crate) rope: Arc<OnceLock<RopeTables>>,
 }
 
@@ -49,6 +50,11 @@ impl Env {
             logits_chunk_bytes: Env::LOGITS_CHUNK_BYTES,
             rope: Arc::default(),
         }
+    }
+
+    /// Where the sequences lie.
+    pub fn batch(&self) -> &Batch {
+        &self.batch
     }
 
     /// The same surroundings for another batch.

@@ -85,7 +85,7 @@ impl Module for Attention {
         let k_tkd = functions::rope(rt, tape, k_tkd, &tables.cos, &tables.sin)?;
         let (k_tkd, v_tkd, seqs) = match cx.kv_cache() {
             Some((cache, scope)) => cache.append(scope, &k_tkd, &v_tkd)?,
-            None => (k_tkd, v_tkd, Arc::clone(&cx.env().batch.seqs)),
+            None => (k_tkd, v_tkd, Arc::clone(&cx.env().batch().seqs)),
         };
         let spec = AttentionSpec { seqs, scale: 1.0 / (c.head_dim as f32).sqrt(), window: c.window };
         let (rt, tape) = cx.parts();

@@ -138,7 +138,7 @@ impl RopeConfig {
         if let Some(t) = env.rope.get().filter(|t| Arc::ptr_eq(&t.config, self)) {
             return Ok(t.clone());
         }
-        let positions = &env.batch.positions;
+        let positions = &env.batch().positions;
         let half = self.dim / 2;
         let (freq, factor) = self.inv_freq();
         let mut cos = cx.rt().empty(&[positions.len(), half], phalanx_tensor::DType::F32, Category::Activations)?;
@@ -163,7 +163,21 @@ impl RopeConfig {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_tensor::Runtime;
+
     use super::*;
+    use crate::{Batch, Env};
+
+    #[test]
+    fn another_batch_of_the_same_length_has_its_own_angles() {
+        let rope = Arc::new(RopeConfig { theta: 10000.0, dim: 4, scaling: RopeScaling::Default });
+        let one = Env::new(Runtime::new(1), Batch::causal(&[4]));
+        let first = rope.tables(&Cx::eval(&one)).unwrap();
+        let two = rope.tables(&Cx::eval(&one.for_batch(Batch::causal(&[2, 2]), 0))).unwrap();
+        let (a, b) = (first.sin.f32().unwrap(), two.sin.f32().unwrap());
+        assert_eq!((&a[..4], &b[4..]), (&b[..4], &a[..4]), "both sequences begin at position 0");
+        assert_ne!(a[4..], b[4..]);
+    }
 
     #[test]
     fn linear_and_llama3_and_yarn_scale_only_what_they_should() {
