@@ -217,7 +217,7 @@ impl Demo {
         // Everything is checked before anything is written.
         let config = settings::parse(&text, &folder.config())?;
         let shape = model_shape(&config)?;
-        std::fs::create_dir_all(&folder.dir).map_err(DemoError::io(&folder.dir))?;
+        folder.begin()?;
         let stories = corpus::stories(options.seed, options.stories)?;
         folder.write_stories(&stories)?;
         tokenizer::write(&folder.tokenizer(), &stories, shape.vocab_size, shape.max_position_embeddings)?;

@@ -84,7 +84,7 @@ pub struct ModelConfig {
     pub initializer_range: f32,
     /// Type the weights are stored in.
     pub dtype: StoredDType,
-    /// Tokens that end a generation.
+    /// Tokens that end a generation where the folder has no `generation_config.json`.
     pub eos_token_ids: Vec<u32>,
     /// The file itself, for writing it back with every key it had.
     pub raw: Map<String, Value>,
@@ -97,7 +97,10 @@ impl ModelConfig {
     /// If the file cannot be read, the family is unknown, or a key is missing or unusable.
     pub fn from_folder(dir: impl AsRef<Path>) -> Result<ModelConfig> {
         let path = dir.as_ref().join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|source| ModelError::Io { path: path.clone(), source })?;
+        let text = std::fs::read_to_string(&path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => ModelError::NoConfig { dir: dir.as_ref().to_path_buf() },
+            _ => ModelError::Io { path: path.clone(), source },
+        })?;
         let place = path.display().to_string();
         let value: Value = serde_json::from_str(&text).map_err(|e| ModelError::Config {
             place: place.clone(),
@@ -179,8 +182,13 @@ impl ModelConfig {
     /// `config.json` for weights stored as `dtype`.
     pub fn to_json(&self, dtype: StoredDType) -> Value {
         let mut raw = self.raw.clone();
-        let key = if raw.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-        raw.insert(key.into(), json!(dtype.name()));
+        // The older name and the newer one; a file that has both must not keep a stale one.
+        if let Some(old) = raw.get_mut("torch_dtype") {
+            *old = json!(dtype.name());
+        }
+        if raw.contains_key("dtype") || !raw.contains_key("torch_dtype") {
+            raw.insert("dtype".into(), json!(dtype.name()));
+        }
         Value::Object(raw)
     }
 }
@@ -382,6 +390,11 @@ impl Reader<'_> {
         })
     }
 
+    /// `sliding_window` as transformers reads it: null is none, and a file that leaves the key out means 4096.
+    pub(crate) fn window(&self) -> Result<Option<usize>> {
+        if self.raw.contains_key("sliding_window") { self.opt_size("sliding_window") } else { Ok(Some(4096)) }
+    }
+
     /// Which blocks slide, in qwen's way: `layer_types`, or `use_sliding_window` with `max_window_layers`.
     pub(crate) fn qwen_windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
         let window = self.opt_size("sliding_window")?;
@@ -403,7 +416,62 @@ impl Reader<'_> {
         if !self.bool("use_sliding_window", false)? {
             return Ok(vec![None; layers]);
         }
-        let full = self.opt_size("max_window_layers")?.unwrap_or(28);
+        let (full, window) = (self.opt_size("max_window_layers")?.unwrap_or(28), self.window()?);
         Ok((0..layers).map(|i| if i >= full { window } else { None }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(model_type: &str, more: Value) -> Result<ModelConfig> {
+        let mut c = json!({
+            "model_type": model_type, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        });
+        for (key, value) in more.as_object().unwrap() {
+            c[key] = value.clone();
+        }
+        ModelConfig::from_json("config.json", c)
+    }
+
+    /// As transformers 5.24 reads them: MistralConfig, Qwen2Config and Qwen3Config default to a window of 4096.
+    #[test]
+    fn a_window_that_is_left_out_is_the_families_default() {
+        let windows = |family: &str, more: Value| read(family, more).unwrap().windows;
+        assert_eq!(windows("mistral", json!({})), [Some(4096); 2]);
+        assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 2]);
+        assert_eq!(windows("mistral", json!({"sliding_window": 9})), [Some(9); 2]);
+        for family in ["qwen2", "qwen3"] {
+            assert_eq!(windows(family, json!({})), [None; 2]);
+            let on = json!({"use_sliding_window": true, "max_window_layers": 1});
+            assert_eq!(windows(family, on), [None, Some(4096)]);
+            let none = json!({"use_sliding_window": true, "max_window_layers": 1, "sliding_window": null});
+            assert_eq!(windows(family, none), [None; 2]);
+        }
+        assert_eq!(windows("llama", json!({})), [None; 2]);
+    }
+
+    #[test]
+    fn no_name_of_the_stored_type_goes_stale() {
+        for (keys, want) in [
+            (json!({}), &["dtype"][..]),
+            (json!({"torch_dtype": "float16"}), &["torch_dtype"]),
+            (json!({"dtype": "float16"}), &["dtype"]),
+            (json!({"dtype": "float32", "torch_dtype": "float16"}), &["dtype", "torch_dtype"]),
+        ] {
+            let written = read("llama", keys).unwrap().to_json(StoredDType::Bf16);
+            for key in ["dtype", "torch_dtype"] {
+                let value = want.contains(&key).then_some("bfloat16");
+                assert_eq!(written.get(key).and_then(Value::as_str), value, "{key}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_that_is_no_models_is_told_what_one_holds() {
+        let e = ModelConfig::from_folder("no/such/folder").unwrap_err().to_string();
+        assert!(e.contains("no/such/folder") && e.contains("config.json is missing: give a Hugging Face model"), "{e}");
     }
 }

@@ -15,6 +15,15 @@ pub enum ModelError {
         /// What there is.
         known: String,
     },
+    /// A folder is not there, or is no model's.
+    #[error(
+        "{dir}: config.json is missing: give a Hugging Face model folder (config.json, *.safetensors, tokenizer.json)",
+        dir = dir.display()
+    )]
+    NoConfig {
+        /// The folder.
+        dir: PathBuf,
+    },
     /// A key of `config.json` is missing or has a value that cannot be used.
     #[error("{place}: {key}: {why}")]
     Config {

@@ -6,8 +6,8 @@
 //! known model with a few switches turned (mistral, qwen2 and qwen3 are llama with a window, biases, q/k norms) only have a
 //! `config.rs`. `docs/adding-a-model.md` walks through adding one.
 //!
-//! [`load`] opens a folder: reads the config, refuses an unknown family with the list of known ones, checks every tensor's name and
-//! shape before reading the first byte, and fills the parameters from the memory-mapped file. [`save`] writes one back.
+//! [`load_weights`] opens a folder: reads the config, refuses an unknown family with the list of known ones, checks every tensor's name and
+//! shape before reading the first byte, and fills the parameters from the memory-mapped file. [`save_weights`] writes one back.
 //!
 //! ```no_run
 //! use phalanx_models::{ModelConfig, Model, load_weights};

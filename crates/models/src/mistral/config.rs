@@ -5,6 +5,6 @@ use crate::{ModelConfig, Result};
 
 pub(crate) fn read(r: &Reader<'_>) -> Result<ModelConfig> {
     let c = r.decoder()?;
-    let window = r.opt_size("sliding_window")?;
+    let window = r.window()?;
     Ok(ModelConfig { windows: vec![window; c.num_hidden_layers], ..c })
 }
