@@ -28,6 +28,7 @@ pub mod evaluate;
 pub mod export;
 pub mod job;
 pub mod method;
+mod model_output;
 pub mod optimizer;
 pub mod parity;
 pub mod resume;

@@ -3,17 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use phalanx_config::Config;
-use phalanx_report::{Curve, Entry, EventWriter, MetricsWriter, TrainerState, curve, system};
+use phalanx_report::{Curve, Entry, Recorder, RecorderOptions, TrainerState, system};
 
 use crate::Result;
 
 /// Writers of a run's files.
 pub struct RunFiles {
     dir: PathBuf,
-    metrics: MetricsWriter,
-    events: Option<EventWriter>,
+    recorder: Recorder,
     plot: bool,
-    /// `trainer_state.json` as it stands.
+    /// Counters of `trainer_state.json`; its log is the recorder's.
     pub state: TrainerState,
 }
 
@@ -23,19 +22,15 @@ impl RunFiles {
     /// # Errors
     /// If the disk refuses.
     pub fn open(dir: &Path, config: &Config, resumed: Option<u64>) -> Result<RunFiles> {
-        let path = dir.join("metrics.jsonl");
-        let (metrics, history) = match resumed {
-            Some(step) => MetricsWriter::resume(path, step)?,
-            None => (MetricsWriter::create(path)?, vec![]),
+        let logs = || config.train.logging_dir.clone().unwrap_or_else(|| dir.join("runs"));
+        let options = RecorderOptions {
+            events_dir: config.train.tensorboard().then(logs),
+            resume_step: resumed,
+            wall_time: system::wall_time(),
+            process: std::process::id(),
         };
-        let events = if config.train.tensorboard() {
-            let logs = config.train.logging_dir.clone().unwrap_or_else(|| dir.join("runs"));
-            Some(EventWriter::create(&logs, system::wall_time(), std::process::id(), resumed)?)
-        } else {
-            None
-        };
-        let state = TrainerState { log_history: history, ..TrainerState::default() };
-        Ok(RunFiles { dir: dir.to_path_buf(), metrics, events, plot: config.train.plot_loss, state })
+        let recorder = Recorder::open(dir, &options)?;
+        Ok(RunFiles { dir: dir.to_path_buf(), recorder, plot: config.train.plot_loss, state: TrainerState::default() })
     }
 
     /// Adds an entry to all of them.
@@ -43,30 +38,37 @@ impl RunFiles {
     /// # Errors
     /// If the disk refuses.
     pub fn log(&mut self, entry: Entry) -> Result<()> {
-        self.metrics.write(&entry)?;
-        if let Some(e) = &mut self.events {
-            e.entry(&entry, system::wall_time())?;
-        }
-        self.state.log_history.push(entry);
-        Ok(())
+        Ok(self.recorder.log(entry, system::wall_time())?)
+    }
+
+    fn title(&self) -> String {
+        self.dir.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
     }
 
     /// The loss curve so far.
     pub fn curve(&self) -> Curve {
-        let title = self.dir.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        Curve::from_entries(&title, &self.state.log_history)
+        self.recorder.curve(&self.title())
+    }
+
+    /// Writes `trainer_state.json` as `path`, log included.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn write_state(&mut self, path: &Path) -> Result<()> {
+        self.state.log_history = self.recorder.entries().to_vec();
+        Ok(self.state.write(path)?)
     }
 
     /// Writes `trainer_state.json` and, if asked for, the curve as SVG and PNG.
     ///
     /// # Errors
     /// If the disk refuses.
-    pub fn finish(&self) -> Result<Vec<PathBuf>> {
+    pub fn finish(&mut self) -> Result<Vec<PathBuf>> {
         let path = self.dir.join("trainer_state.json");
-        self.state.write(&path)?;
+        self.write_state(&path)?;
         let mut out = vec![path, self.dir.join("metrics.jsonl")];
         if self.plot {
-            out.extend(curve::write(&self.curve(), &self.dir)?);
+            out.extend(self.recorder.plot(&self.title())?);
         }
         Ok(out)
     }

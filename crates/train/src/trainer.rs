@@ -19,7 +19,7 @@ use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::{LossCount, forward_backward, layout};
-use crate::{Result, TrainError, adapter};
+use crate::{Result, TrainError, adapter, model_output};
 
 /// What a run tells whoever watches it.
 pub trait Observer {
@@ -378,7 +378,7 @@ impl Run<'_> {
         let path = self.dir.join(format!("checkpoint-{}", self.state.step));
         atomic::replace_folder(&path, |tmp| -> Result<()> {
             self.write_model(tmp)?;
-            self.files.state.write(&tmp.join("trainer_state.json"))?;
+            self.files.write_state(&tmp.join("trainer_state.json"))?;
             if t.save_only_model && !interrupted {
                 return Ok(());
             }
@@ -422,7 +422,7 @@ impl Run<'_> {
                 let beside: Vec<_> = job.model.parameters().into_iter().filter(Parameter::trainable).collect();
                 let saved = beside.into_iter().map(|p| Ok((p.clone(), exact(&p)?))).collect::<Result<Vec<_>>>()?;
                 let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
-                adapter::save(rt, dir, &job.adapters, options, &saved, &base, &job.linear_paths())?;
+                adapter::save(rt, dir, &job.adapters, options, &saved, &base, &job.model)?;
             }
             None => {
                 let dtype = StoredDType::F32;
@@ -443,10 +443,10 @@ impl Run<'_> {
         self.trainer_state();
         let mut outputs = Vec::new();
         if interrupted.is_none() {
-            clear_model(&self.dir)?;
+            model_output::clear(&self.dir)?;
             let best = self.state.best.map(|(_, s)| self.dir.join(format!("checkpoint-{s}"))).filter(|b| b.exists());
             match best.filter(|_| t.load_best_model_at_end) {
-                Some(best) => copy_model(&best, &self.dir)?,
+                Some(best) => model_output::copy(&best, &self.dir)?,
                 None => {
                     if t.load_best_model_at_end {
                         watch.message("load_best_model_at_end: no step was both evaluated and saved here, so the last model is the result; let eval_steps divide save_steps");
@@ -470,40 +470,6 @@ impl Run<'_> {
             state: self.state,
         })
     }
-}
-
-/// Takes away a model that an earlier run left in the output folder, its configuration first: at no moment of a kill do files of two
-/// models lie there under one configuration.
-fn clear_model(dir: &Path) -> Result<()> {
-    let mut doomed = vec![dir.join("config.json"), dir.join("adapter_config.json")];
-    for entry in std::fs::read_dir(dir).map_err(TrainError::io(dir))? {
-        let path = entry.map_err(TrainError::io(dir))?.path();
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let weights = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-        if weights && (name.starts_with("model") || name.starts_with("adapter_model")) {
-            doomed.push(path);
-        }
-    }
-    for path in doomed.iter().filter(|p| p.exists()) {
-        std::fs::remove_file(path).map_err(TrainError::io(path))?;
-    }
-    Ok(())
-}
-
-/// Copies model files of a checkpoint into the output folder, each atomically, the configuration last.
-fn copy_model(from: &Path, to: &Path) -> Result<()> {
-    let not_model = ["optimizer.safetensors", "trainer_state.json", "phalanx_state.json"];
-    let entries = std::fs::read_dir(from).map_err(TrainError::io(from))?;
-    let mut paths = entries.map(|e| Ok(e.map_err(TrainError::io(from))?.path())).collect::<Result<Vec<_>>>()?;
-    paths.sort_by_key(|p| p.file_name().is_some_and(|n| n == "config.json" || n == "adapter_config.json"));
-    for path in paths {
-        let Some(name) = path.file_name().and_then(|n| n.to_str()) else { continue };
-        if path.is_file() && !not_model.contains(&name) {
-            let mut source = std::fs::File::open(&path).map_err(TrainError::io(&path))?;
-            atomic::write_file(to.join(name), |out| std::io::copy(&mut source, out))?;
-        }
-    }
-    Ok(())
 }
 
 fn due(strategy: Strategy, every: Steps, step: u64, total: u64, epoch_ends: bool) -> bool {
