@@ -84,7 +84,7 @@ pub struct ModelConfig {
     pub initializer_range: f32,
     /// Type the weights are stored in.
     pub dtype: StoredDType,
-    /// Tokens that end a generation where the folder has no `generation_config.json`.
+    /// Tokens that end a generation where `generation_config.json` names none.
     pub eos_token_ids: Vec<u32>,
     /// The file itself, for writing it back with every key it had.
     pub raw: Map<String, Value>,

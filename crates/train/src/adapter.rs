@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder, atomic};
+use phalanx_models::Model;
 use phalanx_nn::{AdapterSet, LowRank, Parameter, ResolvedPlan, init};
 use phalanx_parallel::Site;
 use phalanx_tensor::{Category, DType, Runtime};
@@ -14,6 +15,17 @@ use crate::{Result, TrainError};
 
 /// Prefix that PEFT puts before every name.
 const PREFIX: &str = "base_model.model.";
+
+/// The two uses of a tied weight. PEFT copies a module of `modules_to_save` and leaves the other on the base model's weight, so a
+/// trained tied weight stands in the file under both names (what PEFT itself does with `ensure_weight_tying`).
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// `init_lora_weights` that leave the base model's weights as they are. The others (pissa, olora, corda, loftq, lora_ga) take
+/// something out of them, and the adapter is right on the changed model only.
+fn leaves_base(init: &Value) -> bool {
+    matches!(init, Value::Null | Value::Bool(_)) || matches!(init.as_str(), Some("gaussian" | "eva" | "orthogonal"))
+}
 
 /// Settings of new adapters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,6 +119,13 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
             return Err(bad(format!("{key}: {} is not supported", c[key])));
         }
     }
+    if !leaves_base(&c["init_lora_weights"]) {
+        return Err(bad(format!(
+            "init_lora_weights: {} changed the base model's weights, so this adapter does not fit the model as it was published; \
+             let PEFT convert it (save_pretrained with path_initial_model_for_weight_conversion)",
+            c["init_lora_weights"]
+        )));
+    }
     let Some(rank) = c["r"].as_u64().filter(|&r| r > 0) else { return Err(bad("r must be at least 1".into())) };
     let Some(alpha) = c["lora_alpha"].as_f64() else { return Err(bad("lora_alpha is missing".into())) };
     let options = LoraOptions {
@@ -119,6 +138,7 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
     let file = dir.join("adapter_model.safetensors");
     let bad = |why: String| TrainError::Adapter { path: file.clone(), why };
     let (mut halves, mut replaced) = (BTreeMap::<String, [Option<Parameter>; 2]>::new(), BTreeMap::new());
+    let tied = shape_of(HEAD).is_none() && shape_of(EMBEDDING).is_some();
     let names: Vec<String> = folder.names().map(str::to_owned).collect();
     for name in names {
         let Some(rest) = name.strip_prefix(PREFIX) else {
@@ -155,7 +175,7 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
                 halves.entry(module.to_owned()).or_default()[h] = Some(p);
             }
             None => {
-                let Some(want) = shape_of(rest) else {
+                let Some(want) = shape_of(if tied && rest == HEAD { EMBEDDING } else { rest }) else {
                     return Err(bad(format!("tensor {name} is neither a low-rank half nor a parameter of the model")));
                 };
                 if view.shape != want {
@@ -164,6 +184,9 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
                 replaced.insert(rest.to_owned(), view.to_f32()?);
             }
         }
+    }
+    if tied {
+        join_tied(&mut replaced).map_err(bad)?;
     }
     let mut by_path = BTreeMap::new();
     for (module, pair) in halves {
@@ -179,7 +202,27 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
     Ok(Loaded { adapters: AdapterSet { by_path }, options, replaced })
 }
 
-/// Writes a PEFT folder into `dir` (which exists). `saved` are fully trained parameters beside the adapters.
+/// Of a tied weight's two entries, keeps that of the embedding.
+fn join_tied(replaced: &mut BTreeMap<String, Vec<f32>>) -> Result<(), String> {
+    let (one, other) = match (replaced.remove(HEAD), replaced.get(EMBEDDING)) {
+        (None, None) => return Ok(()),
+        (Some(head), Some(embedding)) if head == *embedding => return Ok(()),
+        (Some(_), Some(_)) => {
+            return Err(format!(
+                "{EMBEDDING} and {HEAD} differ, and this model uses one weight for both (tie_word_embeddings); \
+                 untie the base model, or train the adapter with ensure_weight_tying"
+            ));
+        }
+        (Some(_), None) => (HEAD, EMBEDDING),
+        (None, Some(_)) => (EMBEDDING, HEAD),
+    };
+    Err(format!(
+        "holds {one} but not {other}, and this model uses one weight for both (tie_word_embeddings), of which PEFT would change \
+         one use only; untie the base model, or train the adapter with ensure_weight_tying"
+    ))
+}
+
+/// Writes a PEFT folder for adapters of `model` into `dir` (which exists). `saved` are fully trained parameters beside the adapters.
 ///
 /// # Errors
 /// If the disk refuses.
@@ -190,25 +233,29 @@ pub fn save(
     options: &LoraOptions,
     saved: &[(Parameter, Vec<f32>)],
     base_model: &str,
-    all_linear: &[String],
+    model: &Model,
 ) -> Result<()> {
     let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
     for p in adapters.parameters() {
         tensors.push((p.name().to_owned(), p.shape().to_vec(), rt.to_vec(&p.value()?)?));
     }
+    let mut modules_to_save = BTreeSet::new();
     for (p, values) in saved {
-        tensors.push((format!("{PREFIX}{}", p.name()), p.shape().to_vec(), values.clone()));
+        let both = p.name() == EMBEDDING && model.config().tie_word_embeddings;
+        for name in std::iter::once(p.name()).chain(both.then_some(HEAD)) {
+            tensors.push((format!("{PREFIX}{name}"), p.shape().to_vec(), values.clone()));
+            modules_to_save.extend(name.rsplit('.').nth(1).map(str::to_owned));
+        }
     }
     let specs = tensors.iter().map(|(n, s, _)| TensorSpec::new(n, Dtype::F32, s.as_slice())).collect();
     let by_name: BTreeMap<&str, &[f32]> = tensors.iter().map(|(n, _, v)| (n.as_str(), v.as_slice())).collect();
     SafetensorsWriter::new(specs)?
         .write_file(dir.join("adapter_model.safetensors"), |spec, sink| sink.write_f32(by_name[spec.name.as_str()]))?;
-    let modules_to_save: BTreeSet<&str> = saved.iter().filter_map(|(p, _)| p.name().rsplit('.').nth(1)).collect();
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
         "r": options.rank, "lora_alpha": if options.alpha.fract() == 0.0 { json!(options.alpha as i64) } else { json!(options.alpha) },
         "lora_dropout": options.dropout, "use_rslora": options.rslora, "use_dora": false,
-        "target_modules": targets(adapters, all_linear), "bias": "none", "fan_in_fan_out": false,
+        "target_modules": targets(adapters, model), "bias": "none", "fan_in_fan_out": false,
         "inference_mode": true, "init_lora_weights": true,
         "modules_to_save": if modules_to_save.is_empty() { Value::Null } else { json!(modules_to_save) },
         "rank_pattern": {}, "alpha_pattern": {},
@@ -218,12 +265,14 @@ pub fn save(
 }
 
 /// `target_modules`: last names where every module of the name has an adapter, else whole paths.
-fn targets(adapters: &AdapterSet, all_linear: &[String]) -> Vec<String> {
+fn targets(adapters: &AdapterSet, model: &Model) -> Vec<String> {
+    let sites = phalanx_parallel::sites(model);
+    let linear = || sites.iter().filter(|s| s.kind == "linear").map(|s| &s.path);
     let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
     let mut out = BTreeSet::new();
     for path in adapters.by_path.keys() {
         let name = last(path);
-        let whole = all_linear.iter().filter(|p| last(p) == name).all(|p| adapters.by_path.contains_key(p));
+        let whole = linear().filter(|p| last(p) == name).all(|p| adapters.by_path.contains_key(p));
         out.insert(if whole { name } else { path.clone() });
     }
     out.into_iter().collect()

@@ -275,11 +275,6 @@ impl Job {
         all.extend(self.adapters.parameters().into_iter().filter(Parameter::trainable));
         all
     }
-
-    /// Paths of all linear layers.
-    pub fn linear_paths(&self) -> Vec<String> {
-        self.sites.iter().filter(|s| s.kind == "linear").map(|s| s.path.clone()).collect()
-    }
 }
 
 /// The architecture that a configuration names.

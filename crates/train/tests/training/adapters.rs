@@ -78,6 +78,60 @@ fn training_moves_only_adapters_and_what_is_named() {
     }
 }
 
+/// PEFT copies what it saves and leaves the other use of a tied weight as it was: both names stand in the file.
+#[test]
+fn a_tied_weight_is_saved_under_both_names() {
+    let bench = Bench::new("tied", 6);
+    std::fs::remove_dir_all(bench.out("model")).unwrap();
+    write_model(&bench.out("model"), 2, true, StoredDType::F32);
+    let keys = format!("{LORA}additional_target: embed_tokens,lm_head\n");
+    run(bench.config("out", &keys), None).unwrap();
+    let dir = bench.out("out");
+    let value = |name: &str| weights(&dir).into_iter().find(|(n, _)| n == name).unwrap().1;
+    let embedding = value("base_model.model.model.embed_tokens.weight");
+    assert_eq!(embedding, value("base_model.model.lm_head.weight"));
+    let c: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(dir.join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(c["modules_to_save"], serde_json::json!(["embed_tokens", "lm_head"]));
+    // And back: equal entries are one, anything else is not what PEFT would compute with.
+    let job = infer(&bench, &dir.display().to_string());
+    assert_eq!(crate::common::value(job.model.head()), embedding);
+    let shape = |n: &str| job.shape_of(n);
+    let (embedding, head) = ("base_model.model.model.embed_tokens.weight", "base_model.model.lm_head.weight");
+    for (drop, change, word) in [
+        (Some(embedding), None, "not model.embed_tokens.weight"),
+        (Some(head), None, "not lm_head.weight"),
+        (None, Some(head), "differ"),
+    ] {
+        let tensors: Vec<_> = weights(&dir)
+            .into_iter()
+            .filter(|(name, _)| Some(name.as_str()) != drop)
+            .map(|(name, mut values)| {
+                values[0] += f32::from(u8::from(Some(name.as_str()) == change));
+                (name, values)
+            })
+            .collect();
+        let to = bench.out(&format!("tied-{}", word.len()));
+        std::fs::create_dir(&to).unwrap();
+        std::fs::copy(dir.join("adapter_config.json"), to.join("adapter_config.json")).unwrap();
+        rewrite(&dir, &to, &tensors);
+        let e = adapter::load(&job.rt, &to, &shape).map(|_| ()).unwrap_err().to_string();
+        assert!(e.contains(word) && e.contains("tie_word_embeddings"), "{e}");
+    }
+}
+
+/// Writes tensors of the adapter in `from` into `to`, with other values.
+fn rewrite(from: &std::path::Path, to: &std::path::Path, tensors: &[(String, Vec<f32>)]) {
+    use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder};
+    let old = WeightFolder::open_file(from.join("adapter_model.safetensors")).unwrap();
+    let spec = |name: &str| TensorSpec::new(name, Dtype::F32, old.get(name).unwrap().shape);
+    let values = |name: &str| &tensors.iter().find(|(n, _)| n == name).unwrap().1;
+    SafetensorsWriter::new(tensors.iter().map(|(n, _)| spec(n)).collect())
+        .unwrap()
+        .write_file(to.join("adapter_model.safetensors"), |spec, sink| sink.write_f32(values(&spec.name)))
+        .unwrap();
+}
+
 #[test]
 fn a_folder_comes_back_as_it_was() {
     let bench = Bench::new("round-trip", 6);
@@ -89,7 +143,7 @@ fn a_folder_comes_back_as_it_was() {
     assert_eq!(job.lora.unwrap().scale(4), 8.0 / 2.0, "alpha / √rank");
     let again = bench.out("again");
     std::fs::create_dir(&again).unwrap();
-    adapter::save(&job.rt, &again, &job.adapters, &job.lora.unwrap(), &[], "base", &job.linear_paths()).unwrap();
+    adapter::save(&job.rt, &again, &job.adapters, &job.lora.unwrap(), &[], "base", &job.model).unwrap();
     crate::common::assert_same_weights(&dir, &again);
     let read = |d: &std::path::Path| -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(d.join("adapter_config.json")).unwrap()).unwrap()
@@ -204,7 +258,7 @@ fn updates_below_a_bf16_step_are_not_lost() {
             p.grad()
                 .accumulate(&job.rt, p.shape(), |g, _| {
                     g.copy_from_slice(&ones);
-                    Ok(())
+                    Ok::<_, phalanx_autograd::AutogradError>(())
                 })
                 .unwrap();
         }

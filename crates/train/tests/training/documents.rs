@@ -10,6 +10,11 @@ use phalanx_train::step::{LossCount, evaluate_batch, forward_backward};
 
 use crate::common::{batch, clear, env, grads, model, shape};
 
+#[test]
+fn data_and_kernels_leave_out_the_same_target() {
+    assert_eq!(phalanx_data::IGNORED, phalanx_kernels::cross_entropy::IGNORE);
+}
+
 fn all_logits(rt: &Runtime, m: &Model, b: &phalanx_data::Batch) -> Vec<f32> {
     let ids: Arc<[u32]> = b.ids.as_slice().into();
     let hidden = m.hidden(&mut Cx::eval(&env(rt, b)), &ids).unwrap();

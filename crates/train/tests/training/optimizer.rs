@@ -33,7 +33,7 @@ fn five_steps_are_those_of_f64() {
                 p.grad()
                     .accumulate(&rt, p.shape(), |d, _| {
                         d.copy_from_slice(g);
-                        Ok(())
+                        Ok::<_, phalanx_autograd::AutogradError>(())
                     })
                     .unwrap();
             }
