@@ -25,13 +25,16 @@ pub use view::{ExampleView, TokenView};
 pub struct CheckOptions {
     /// Rows of the model's embedding, to find ids that have none. Default: not checked.
     pub embedding_rows: Option<usize>,
+    /// Positions that the model was made for (`max_position_embeddings`), to find examples that go beyond. Default: not
+    /// checked.
+    pub positions: Option<usize>,
     /// Examples of each data set to show token by token. Default 2.
     pub examples: usize,
 }
 
 impl Default for CheckOptions {
     fn default() -> Self {
-        Self { embedding_rows: None, examples: 2 }
+        Self { embedding_rows: None, positions: None, examples: 2 }
     }
 }
 
@@ -100,6 +103,16 @@ pub struct DataReport {
     pub findings: Vec<Finding>,
 }
 
+/// What to say where the longest example, after the cut, has more tokens than the model has positions.
+pub fn beyond_positions(longest: u64, positions: usize) -> Option<String> {
+    (longest > positions as u64).then(|| {
+        format!(
+            "the longest example has {longest} tokens, and the model was made for {positions} (max_position_embeddings), \
+             beyond which its answers get worse; set cutoff_len: {positions}"
+        )
+    })
+}
+
 /// Reads all data that the options name and reports.
 ///
 /// # Errors
@@ -127,6 +140,10 @@ pub fn check(
     for (name, is_eval) in train.chain(options.eval_dataset.iter().map(|n| (n, true))) {
         let spec = formats::resolve(name, options)?;
         datasets.push(checker.dataset(&spec, is_eval, on_progress));
+    }
+    let longest = datasets.iter().map(|d: &DatasetReport| d.lengths[3]).max().unwrap_or(0);
+    if let Some(text) = look.positions.and_then(|positions| beyond_positions(longest, positions)) {
+        checker.find(Severity::Warning, "beyond_positions", None, 1, text);
     }
     let mut findings = checker.findings;
     findings.sort_by_key(|f| std::cmp::Reverse(f.severity));

@@ -8,7 +8,7 @@ use crate::error::{DataError, Result};
 use crate::options::{DataOptions, MixStrategy};
 use crate::pack::pack;
 
-/// A token that counts in no loss.
+/// A token that counts in no loss; the value that the kernels know as `IGNORE` (the training crate tests that they agree).
 pub const IGNORED: i32 = -100;
 
 /// Rows of a data set: one document each, or packed.
@@ -180,6 +180,7 @@ impl Corpus {
             for item in &part.items {
                 let (n, mask) = (part.store.tokens(*item as usize), part.store.mask(*item as usize));
                 totals.documents += 1;
+                totals.longest = totals.longest.max(n as u64);
                 totals.tokens += n as u64;
                 totals.targets += (1..n).filter(|t| mask(*t)).count() as u64;
             }
@@ -231,6 +232,8 @@ pub struct Totals {
     pub tokens: u64,
     /// Tokens whose prediction counts in the loss.
     pub targets: u64,
+    /// Tokens of the longest document.
+    pub longest: u64,
 }
 
 /// How many rows of each data set an epoch visits.

@@ -15,6 +15,7 @@
 //! - **Targets are shifted once**, when a [`Batch`] is made, inside each document. Whoever gets a batch compares
 //!   `logits[t]` with `targets[t]` and never shifts. Documents are ranges in a flat list of tokens; there is no padding
 //!   that could be counted.
+//! - **The order is computed, not stored.** Which row comes next follows from seed and position ([`Stream`]), which is one
 //!   number; resuming, seeking, prefetching and any number of workers cannot change what comes next.
 //! - **Tokenise once.** The result is mapped from a file ([`cache`]) whose name is a hash of all that went into it.
 //! - **What is cut is said.** [`Prepared::messages`] tells every record left out and every token cut off, and

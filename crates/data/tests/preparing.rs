@@ -400,7 +400,7 @@ fn check_finds_what_is_wrong() {
     let options = DataOptions { cutoff_len: 64, eval_dataset: vec![eval], ..options(&[&path]) };
     let tokenizer = tokenizer("tiny-chatml");
     let (template, _) = ChatTemplate::choose(&tokenizer, &options).unwrap();
-    let look = CheckOptions { embedding_rows: Some(10), examples: 1 };
+    let look = CheckOptions { embedding_rows: Some(10), positions: Some(6), examples: 1 };
     let report = check(&options, &tokenizer, Some(&template), &look, &|_| {}).unwrap();
     let kinds: Vec<&str> = report.findings.iter().map(|f| f.kind.as_str()).collect();
     for kind in [
@@ -411,6 +411,7 @@ fn check_finds_what_is_wrong() {
         "empty_answer",
         "evaluation_overlap",
         "over_long",
+        "beyond_positions",
         "stop_token_in_text",
     ] {
         assert!(kinds.contains(&kind), "{kind} is not in {kinds:?}");
