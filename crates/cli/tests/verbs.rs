@@ -38,10 +38,18 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+fn data_set() -> String {
+    format!("dataset={}", fixtures("crates/data/tests/fixtures/data/alpaca_tiny.json"))
+}
+
 /// Trains a tiny model from nothing into `out`.
 fn train(out: &Path, more: &[&str]) -> Output {
+    train_command(out, more).output().unwrap()
+}
+
+fn train_command(out: &Path, more: &[&str]) -> Command {
     let tokenizer = format!("tokenizer_name_or_path={}", fixtures("crates/data/tests/fixtures/tiny-chatml"));
-    let dataset = format!("dataset={}", fixtures("crates/data/tests/fixtures/data/alpaca_tiny.json"));
+    let dataset = data_set();
     let out = format!("output_dir={}", out.display());
     let model = "model={model_type: qwen3, vocab_size: 1024, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, \
                  num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, tie_word_embeddings: true}";
@@ -49,7 +57,9 @@ fn train(out: &Path, more: &[&str]) -> Output {
     args.extend(["finetuning_type=full", "cutoff_len=128", "per_device_train_batch_size=2", "learning_rate=0.01"]);
     args.extend(["num_train_epochs=3", "logging_steps=1", "threads=2", "plot_loss=true"]);
     args.extend(more);
-    phalanx(&args)
+    let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+    command.args(args);
+    command
 }
 
 fn ok(o: &Output) -> String {
@@ -71,7 +81,7 @@ fn train_then_generate_evaluate_export_and_chat() {
     let lines = ok(&train(&out, &["--json"]));
     let events: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let losses: Vec<f64> =
-        events.iter().filter_map(|e| (e["event"] == "step").then(|| e["loss"].as_f64().unwrap())).collect();
+        events.iter().filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect();
     assert!(losses.len() > 3 && losses[losses.len() - 1] < losses[0], "{losses:?}");
     assert_eq!(events.last().unwrap()["event"], "summary");
     for file in [
@@ -132,6 +142,108 @@ fn a_finished_run_is_not_overwritten_and_a_changed_one_is_told_apart() {
     let out = dir.path("out");
     ok(&train(&out, &[]));
     refused(&train(&out, &["learning_rate=0.5"]), &["learning_rate", "0.01", "0.5"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_run_with_everything_saved() {
+    use std::io::BufRead;
+    let dir = Dir::new("pipe");
+    let out = dir.path("out");
+    // More steps than a pipe holds lines.
+    let mut run = train_command(&out, &["--json", "max_steps=3000", "logging_steps=1", "save_strategy=no"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    std::io::BufReader::new(run.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    assert!(first.contains("\"event\""), "{first}");
+    let ended = run.wait_with_output().unwrap();
+    let said = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(130), "{said}");
+    assert!(said.contains("standard output") && said.contains("saved") && !said.contains("panicked"), "{said}");
+    let step = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
+    let saved = std::fs::read_dir(&out).unwrap().map(step).find(|n| n.starts_with("checkpoint-")).unwrap();
+    assert!(out.join(saved).join("phalanx_state.json").is_file());
+    // The summary for people is not worth a panic either.
+    let mut run = train_command(&dir.path("short"), &["max_steps=1"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(run.stdout.take());
+    let ended = run.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+}
+
+#[test]
+fn a_template_that_prints_the_day_keeps_it_over_midnight() {
+    let dir = Dir::new("midnight");
+    let out = dir.path("out");
+    let tokenizer = format!("tokenizer_name_or_path={}", fixtures("crates/data/tests/fixtures/tiny-llama3"));
+    ok(&train(&out, &[&tokenizer, "max_steps=4", "save_steps=2", "template_date=2024-07-29"]));
+
+    // As if the run had begun on that day by itself, and stopped after step 2.
+    for name in ["model.safetensors", "config.json", "checkpoint-4"] {
+        let path = out.join(name);
+        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+    }
+    let path = out.join("checkpoint-2/phalanx_state.json");
+    let mut state: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(state["stream"]["template_date"], "2024-07-29");
+    state["config"]["template_date"] = Value::Null;
+    std::fs::write(&path, state.to_string()).unwrap();
+    let said = text(&train(&out, &[&tokenizer, "max_steps=4", "save_steps=2"]).stderr);
+    assert!(said.contains("going on from") && out.join("model.safetensors").is_file(), "{said}");
+
+    // Today is another day, which is refused only when it is asked for.
+    let today = train(&out, &[&tokenizer, "max_steps=6", "template_date=2024-07-30", "resume_from_checkpoint=true"]);
+    refused(&today, &["set template_date: 2024-07-29"]);
+}
+
+#[test]
+fn what_a_file_says_about_answers_counts_in_generate() {
+    let dir = Dir::new("stops");
+    let out = dir.path("out");
+    ok(&train(&out, &["max_steps=2", "save_strategy=no"]));
+    let file = |keys: &str| {
+        let path = dir.path("generate.yaml");
+        std::fs::write(&path, format!("model_name_or_path: {}\ndo_sample: false\n{keys}", out.display())).unwrap();
+        path.display().to_string()
+    };
+    let ask = |keys: &str, more: &[&str]| -> Value {
+        let path = file(keys);
+        let args = ["generate", &path, "--prompt", "What", "--max-new-tokens", "6", "--json"];
+        serde_json::from_str(&ok(&phalanx(&[&args[..], more].concat()))).unwrap()
+    };
+    let plain = ask("", &[]);
+    let ids = plain["token_ids"].as_array().unwrap();
+    assert_eq!((ids.len(), &plain["finish_reason"]), (6, &Value::from("length")), "{plain}");
+    let stopped = ask(&format!("stop_token_ids: [{}]\n", ids[0]), &[]);
+    assert_eq!(stopped["finish_reason"], "stop", "{stopped}");
+    let whole = plain["text"].as_str().unwrap();
+    let first = whole.chars().find(|c| c.is_ascii_alphanumeric()).unwrap().to_string();
+    let stopped = ask(&format!("stop: ['{first}']\n"), &[]);
+    assert_eq!(stopped["text"].as_str(), whole.split_once(&first).map(|(before, _)| before), "{stopped}");
+    // The command line wins.
+    assert_eq!(ask(&format!("stop: ['{first}']\n"), &["--stop", "no such text"])["text"], plain["text"]);
+    let path = file("stop_token_ids: [1024]\n");
+    refused(&phalanx(&["generate", &path, "--prompt", "What"]), &["stop_token_ids: 1024", "1024"]);
+}
+
+#[test]
+fn examples_beyond_the_models_positions_are_pointed_out() {
+    let dir = Dir::new("positions");
+    let out = dir.path("out");
+    let short = "model={model_type: qwen3, vocab_size: 1024, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1, \
+                 num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 16}";
+    let said = text(&train(&out, &[short, "max_steps=1", "save_strategy=no"]).stderr);
+    assert!(said.contains("max_position_embeddings") && said.contains("cutoff_len: 16"), "{said}");
+    // The trained folder knows its positions.
+    let args = [format!("model_name_or_path={}", out.display()), data_set()];
+    let report: Value = serde_json::from_str(&ok(&phalanx(&["data", "check", &args[0], &args[1], "--json"]))).unwrap();
+    let found = report["findings"].as_array().unwrap();
+    assert!(found.iter().any(|f| f["kind"] == "beyond_positions"), "{found:?}");
 }
 
 #[test]

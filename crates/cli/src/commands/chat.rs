@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::sync::Arc;
 
 use phalanx_generate::chat::{ChatOptions, ChatSession, Next};
-use phalanx_generate::{Generator, GeneratorOptions, TextOptions};
+use phalanx_generate::{Generator, GeneratorOptions};
 
 use super::model;
 use crate::args::Chat;
@@ -18,8 +18,8 @@ pub fn run(a: &Chat) -> Result<Outcome> {
     let options = ChatOptions {
         sampling: loaded.sampling(&a.sampling)?,
         max_new_tokens: loaded.max_new_tokens(&a.sampling, 1024),
-        text: TextOptions { stop: a.sampling.stop.clone(), skip_special_tokens: true },
-        stop_token_ids: loaded.defaults.eos_token_ids.clone(),
+        text: loaded.text(&a.sampling),
+        stop_token_ids: loaded.stop_token_ids()?,
         seed: a.sampling.seed,
         system: a.system.clone().or_else(|| loaded.job.config.data.default_system.clone()),
     };
@@ -29,7 +29,7 @@ pub fn run(a: &Chat) -> Result<Outcome> {
     let (stdin, mut out) = (std::io::stdin(), std::io::stdout());
     let at_terminal = stdin.is_terminal();
     if at_terminal {
-        println!("/help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation");
+        writeln!(out, "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation")?;
     }
     let mut line = String::new();
     loop {

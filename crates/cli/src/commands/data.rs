@@ -19,13 +19,17 @@ pub fn run(what: Data) -> Result<Outcome> {
     }
     let dir = tokenizer_dir(&c.config)?;
     let tokenizer = Tokenizer::from_dir(&dir)?;
-    // Where the folder holds a model too, ids are held against its rows.
-    let rows = dir.join("config.json").is_file().then(|| ModelConfig::from_folder(&dir).map(|m| m.vocab_size));
+    // Where the folder holds a model too, ids are held against its rows, lengths against its positions.
+    let model = dir.join("config.json").is_file().then(|| ModelConfig::from_folder(&dir)).transpose()?;
     let template = match c.config.method.stage {
         Stage::Pt => None,
         Stage::Sft => Some(ChatTemplate::choose(&tokenizer, &options)?.0),
     };
-    let look = CheckOptions { embedding_rows: rows.transpose()?, ..CheckOptions::default() };
+    let look = CheckOptions {
+        embedding_rows: model.as_ref().map(|m| m.vocab_size),
+        positions: model.as_ref().map(|m| m.max_position_embeddings),
+        ..CheckOptions::default()
+    };
     let report = check(&options, &tokenizer, template.as_ref(), &look, &|_| {})?;
     if c.json {
         println!("{}", serde_json::to_string(&report)?);

@@ -60,9 +60,10 @@ pub fn run(a: &Demo) -> Result<Outcome> {
     };
     let stop = Arc::new(AtomicBool::new(false));
     interrupts(&stop)?;
-    let done = phalanx_demo::run(&options, &stop, &mut Show(Watch::new(a.json, false)))?;
+    let mut show = Show(Watch::new(a.json, false, Arc::clone(&stop)));
+    let done = phalanx_demo::run(&options, &stop, &mut show)?;
     if a.json {
-        println!("{}", json!({"event": "outcome", "outcome": done}));
+        show.0.event(&json!({"event": "outcome", "outcome": done}));
     }
     Ok(if done.interrupted.is_some() { Outcome::Interrupted } else { Outcome::Done })
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 
 use phalanx_data::{Conversation, Message, Role};
-use phalanx_generate::{Generator, GeneratorOptions, Request, TextOptions, generate_text};
+use phalanx_generate::{FinishReason, Generator, GeneratorOptions, Request, generate_text};
 use serde_json::json;
 
 use super::model;
@@ -25,7 +25,7 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let sampling = loaded.sampling(&a.sampling)?;
     let max_new_tokens = loaded.max_new_tokens(&a.sampling, 256);
     let mut stops: Vec<u32> = tokenizer.stop_ids().to_vec();
-    stops.extend(&loaded.defaults.eos_token_ids);
+    stops.extend(loaded.stop_token_ids()?);
     let template = if a.chat { Some(loaded.job.template(&tokenizer)?.0) } else { None };
     if let Some(t) = &template {
         stops.extend(t.stop_ids(&tokenizer)?);
@@ -56,7 +56,7 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let lens: Vec<usize> = requests.iter().map(|r| r.prompt.len()).collect();
     let options = GeneratorOptions { max_batch: a.max_batch, ..GeneratorOptions::default() };
     let mut generator = Generator::new(&loaded.job.model, &loaded.env, options)?;
-    let text = TextOptions { stop: a.sampling.stop.clone(), skip_special_tokens: true };
+    let text = loaded.text(&a.sampling);
     let alone = prompts.len() == 1 && !a.json;
     let mut out = std::io::stdout();
     if alone && !a.chat {
@@ -64,9 +64,9 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     }
     let started = std::time::Instant::now();
     let done = generate_text(&mut generator, &tokenizer, requests, &text, &mut |_, piece| {
-        if alone {
-            // A closed pipe ends the program at the next print anyway.
-            let _ = write!(out, "{piece}").and_then(|()| out.flush());
+        if alone && write!(out, "{piece}").and_then(|()| out.flush()).is_err() {
+            // Nobody reads on; the next line that is written says so.
+            return Ok(ControlFlow::Break(FinishReason::Cancelled));
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -74,18 +74,19 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let tokens: usize = done.iter().map(|d| d.completion.ids.len()).sum();
     if a.json {
         for (i, d) in done.iter().enumerate() {
-            println!(
+            writeln!(
+                out,
                 "{}",
                 json!({"prompt": prompts[i], "text": d.text, "token_ids": d.completion.ids,
                     "logprobs": d.completion.logprobs, "finish_reason": d.completion.finish_reason.as_str(),
                     "prompt_tokens": lens[i]})
-            );
+            )?;
         }
     } else if alone {
-        println!();
+        writeln!(out)?;
     } else {
         for (i, d) in done.iter().enumerate() {
-            println!("--- {}\n{}", prompts[i], d.text);
+            writeln!(out, "--- {}\n{}", prompts[i], d.text)?;
         }
     }
     if !a.json {

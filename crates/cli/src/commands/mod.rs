@@ -12,6 +12,7 @@ mod generate;
 mod import;
 mod model;
 mod plan;
+mod shell;
 mod train;
 mod verify;
 mod watch;
@@ -44,8 +45,8 @@ pub fn run(cli: Cli) -> Result<Outcome> {
 fn runtime(threads: Option<usize>) -> Result<Runtime> {
     match threads {
         Some(0) => Err("--threads must be at least 1".into()),
-        Some(n) => Ok(Runtime::new(n)),
-        None => Ok(Runtime::new(phalanx_report::System::read().threads)),
+        Some(n) => Ok(Runtime::try_new(n)?),
+        None => Ok(Runtime::try_new(phalanx_report::System::read().threads)?),
     }
 }
 

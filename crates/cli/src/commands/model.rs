@@ -1,7 +1,7 @@
 //! Loading a model to generate with, for `generate` and `chat`.
 
 use phalanx_config::{Config, InferDtype, Purpose, parse_overrides};
-use phalanx_generate::{GenerationDefaults, SamplingChoice, SamplingParams};
+use phalanx_generate::{GenerationDefaults, SamplingChoice, SamplingParams, TextOptions};
 use phalanx_nn::{Batch, Env};
 use phalanx_train::job::{Job, Use};
 
@@ -78,6 +78,30 @@ impl Loaded {
             repetition_penalty: c.is_set("repetition_penalty").then_some(g.repetition_penalty),
         };
         Ok(typed.or(written).or(self.defaults.sampling).params()?)
+    }
+
+    /// Stop strings: those of the command line, else those of the configuration file. And whether special tokens show.
+    pub fn text(&self, s: &Sampling) -> TextOptions {
+        let g = &self.job.config.generation;
+        let stop = if s.stop.is_empty() { &g.stop.0 } else { &s.stop };
+        TextOptions { stop: stop.clone(), skip_special_tokens: g.skip_special_tokens }
+    }
+
+    /// Tokens that end an answer: those of `generation_config.json` (of `config.json` if it names none) and of the configuration
+    /// file.
+    pub fn stop_token_ids(&self) -> Result<Vec<u32>> {
+        let mut ids = self.defaults.eos_token_ids.clone();
+        if ids.is_empty() {
+            ids.clone_from(&self.job.model.config().eos_token_ids);
+        }
+        for &id in &self.job.config.generation.stop_token_ids {
+            let rows = self.job.model.config().vocab_size;
+            match u32::try_from(id) {
+                Ok(id) if (id as usize) < rows => ids.push(id),
+                _ => return Err(format!("stop_token_ids: {id} is no token of this model; it has {rows}").into()),
+            }
+        }
+        Ok(ids)
     }
 
     /// Longest answer.

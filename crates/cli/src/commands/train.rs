@@ -1,18 +1,22 @@
 //! `phalanx train`
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use phalanx_config::{Purpose, Stage};
-use phalanx_data::prepare;
+use phalanx_data::check::beyond_positions;
+use phalanx_data::{ChatTemplate, prepare};
 use phalanx_report::{Ending, ProcessMemory, Summary, units};
+use phalanx_train::checkpoint::read_state;
 use phalanx_train::job::{Job, Use, data_options, method_name};
 use phalanx_train::resume::starting_point;
 use phalanx_train::trainer::{self, Finished, Observer};
 use serde_json::json;
 
 use super::configured;
+use super::shell::command;
 use super::watch::{Watch, interrupts};
 use crate::outcome::{Outcome, Result};
 
@@ -22,26 +26,31 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let mut job = Job::prepare(c.config, Use::Train)?;
     let tokenizer = job.tokenizer()?;
     phalanx_train::disk::check_space(&job)?;
-    let mut watch = Watch::new(c.json, c.plain || job.config.train.disable_tqdm == Some(true));
+    let stop = Arc::new(AtomicBool::new(false));
+    let plain = c.plain || job.config.train.disable_tqdm == Some(true);
+    let mut watch = Watch::new(c.json, plain, Arc::clone(&stop));
     start.notes.iter().for_each(|n| watch.message(n));
+    let mut options = data_options(&job.config);
+    if let Some(checkpoint) = &start.checkpoint {
+        options = options.of_run(&read_state(checkpoint)?.stream);
+    }
     let template = match job.config.method.stage {
         Stage::Pt => None,
         Stage::Sft => {
-            let (template, notes) = job.template(&tokenizer)?;
+            let (template, notes) = ChatTemplate::choose(&tokenizer, &options)?;
             notes.iter().for_each(|n| watch.message(n));
             Some(template)
         }
     };
-    let data = prepare(&data_options(&job.config), &tokenizer, template.as_ref(), &|_| {})?;
+    let data = prepare(&options, &tokenizer, template.as_ref(), &|_| {})?;
     data.messages.iter().for_each(|m| watch.message(m));
     describe(&job, &data, &mut watch);
-    let stop = Arc::new(AtomicBool::new(false));
     interrupts(&stop)?;
     start.clear()?;
     let finished = trainer::train(&mut job, data.train, data.eval, start.checkpoint.as_deref(), &stop, &mut watch)?;
     watch.finish();
     let interrupted = finished.interrupted.is_some();
-    conclude(&job, finished, args, c.json)?;
+    conclude(&job, finished, args, &mut watch);
     Ok(if interrupted { Outcome::Interrupted } else { Outcome::Done })
 }
 
@@ -68,6 +77,9 @@ fn describe(job: &Job, data: &phalanx_data::Prepared, watch: &mut Watch) {
         totals.targets,
         t.per_device_train_batch_size * t.gradient_accumulation_steps
     ));
+    if let Some(text) = beyond_positions(totals.longest, job.model.config().max_position_embeddings) {
+        watch.message(&text);
+    }
 }
 
 fn count(n: usize) -> String {
@@ -78,27 +90,29 @@ fn count(n: usize) -> String {
     }
 }
 
-fn conclude(job: &Job, f: Finished, args: &[String], as_json: bool) -> Result<()> {
+fn conclude(job: &Job, f: Finished, args: &[String], watch: &mut Watch) {
     let dir = job.config.train.output_dir.clone().unwrap_or_else(|| PathBuf::from("."));
-    let command = |verb: &str, rest: &[String]| format!("phalanx {verb} {}", rest.join(" "));
+    // Without a slash at the end, so that a name beside it can be made of it.
+    let dir = dir.components().as_path().display().to_string();
     let mut next = Vec::new();
     let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
     if f.interrupted.is_some() {
         // Said outright, so that overwrite_output_dir in the file does not mean this run.
-        let args = [args, &["resume_from_checkpoint=true".to_owned()]].concat();
-        next.push(("go on".to_owned(), command("train", &args)));
+        let words = ["phalanx", "train"].into_iter().chain(args.iter().map(String::as_str));
+        next.push(("go on".to_owned(), command(words.chain(["resume_from_checkpoint=true"]))));
     } else if job.lora.is_some() {
-        next.push(("talk to it".into(), format!("phalanx chat {base} --adapter {}", dir.display())));
-        let keys = format!(
-            "model_name_or_path={base} adapter_name_or_path={} export_dir={}-merged",
-            dir.display(),
-            dir.display()
-        );
-        next.push(("merge".into(), format!("phalanx export {keys}")));
+        next.push(("talk to it".into(), command(["phalanx", "chat", &base, "--adapter", &dir])));
+        let keys = [
+            format!("model_name_or_path={base}"),
+            format!("adapter_name_or_path={dir}"),
+            format!("export_dir={dir}-merged"),
+        ];
+        let words = ["phalanx", "export"].into_iter().chain(keys.iter().map(String::as_str));
+        next.push(("merge".into(), command(words)));
+    } else if job.config.method.stage == Stage::Sft {
+        next.push(("try it".into(), command(["phalanx", "chat", &dir])));
     } else {
-        let verb = if job.config.method.stage == Stage::Sft { "chat" } else { "generate" };
-        let prompt = if verb == "generate" { " --prompt \"Once upon a time\"" } else { "" };
-        next.push(("try it".into(), format!("phalanx {verb} {}{prompt}", dir.display())));
+        next.push(("try it".into(), command(["phalanx", "generate", &dir, "--prompt", "Once upon a time"])));
     }
     let ending = if f.interrupted.is_some() { Ending::Interrupted } else { Ending::Finished };
     let summary = Summary {
@@ -116,13 +130,14 @@ fn conclude(job: &Job, f: Finished, args: &[String], as_json: bool) -> Result<()
         outputs: f.outputs,
         next,
     };
-    if as_json {
-        println!("{}", json!({"event": "summary", "summary": summary.to_json()}));
-    } else {
-        println!("{}", summary.render(super::style()));
-        for (category, bytes) in job.rt.pool().stats().peak.iter().filter(|(_, b)| **b > 0) {
-            println!("  peak {category:<14} {}", units::bytes(*bytes as u64));
-        }
+    if watch.is_json() {
+        watch.event(&json!({"event": "summary", "summary": summary.to_json()}));
+        return;
     }
-    Ok(())
+    let mut text = summary.render(super::style()) + "\n";
+    for (category, bytes) in job.rt.pool().stats().peak.iter().filter(|(_, b)| **b > 0) {
+        text += &format!("  peak {category:<14} {}\n", units::bytes(*bytes as u64));
+    }
+    // Everything is saved; whether anybody reads the summary changes nothing.
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
