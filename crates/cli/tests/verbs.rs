@@ -319,3 +319,32 @@ fn plan_show_and_bench_and_data_check_speak_json() {
     let doctor: Value = serde_json::from_str(&ok(&phalanx(&["doctor", "--json", "--threads", "1"]))).unwrap();
     assert!(doctor["peak_fma_gflops"].as_f64().unwrap() > 0.0);
 }
+
+#[test]
+fn two_runs_do_not_share_a_folder() {
+    let dir = Dir::new("lock");
+    let out = dir.path("out");
+    std::fs::create_dir_all(&out).unwrap();
+    let held = std::fs::File::create(out.join(".lock")).unwrap();
+    held.lock().unwrap();
+    refused(&train(&out, &[]), &["output_dir", "in use by another run"]);
+    drop(held);
+    ok(&train(&out, &["--json"]));
+}
+
+#[test]
+fn the_template_trained_with_goes_with_the_model() {
+    let dir = Dir::new("template");
+    let out = dir.path("out");
+    ok(&train(&out, &["template=llama3", "num_train_epochs=1"]));
+    let template = std::fs::read_to_string(out.join("chat_template.jinja")).unwrap();
+    assert!(template.contains("start_header_id"), "{template}");
+}
+
+#[test]
+fn a_run_that_ends_in_broken_steps_is_no_success() {
+    let dir = Dir::new("diverged");
+    let out = dir.path("out");
+    refused(&train(&out, &["learning_rate=1e30", "save_strategy=no"]), &["not finite", "learning_rate"]);
+    assert!(!out.join("model.safetensors").exists());
+}

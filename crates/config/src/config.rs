@@ -241,7 +241,7 @@ impl Config {
         let has_data = self.data.val_size > 0.0 || !self.data.eval_dataset.is_empty();
         if has_data && self.train.eval_strategy == Strategy::No && !self.method.do_eval {
             let key = if self.data.val_size > 0.0 { "val_size" } else { "eval_dataset" };
-            remarks.push((key, "`eval_strategy` is `no`; write `eval_strategy: steps` to evaluate while training"));
+            remarks.push((key, "while training, because `eval_strategy` is `no` (what it holds back stays held back); write `eval_strategy: steps` to evaluate while training"));
         }
         for (key, text) in remarks {
             self.notes.push(Note { origin: self.origin(key), key: key.into(), text: text.into() });

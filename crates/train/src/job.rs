@@ -32,6 +32,9 @@ pub struct Job {
     pub lora: Option<LoraOptions>,
     /// Where tokenizer files come from.
     pub tokenizer_dir: PathBuf,
+    /// The chat template trained with, once [`Job::template`] has chosen it; it is written beside the model, so that talking to the
+    /// result uses the same.
+    pub chat_template: std::sync::OnceLock<String>,
 }
 
 /// Whether a job will train or only use the model.
@@ -97,6 +100,7 @@ impl Job {
             adapters: Arc::default(),
             lora,
             tokenizer_dir,
+            chat_template: std::sync::OnceLock::new(),
             config,
         };
         job.apply_trainable(purpose);
@@ -130,7 +134,18 @@ impl Job {
     /// # Errors
     /// If the name is unknown or the template is not valid.
     pub fn template(&self, tokenizer: &Tokenizer) -> Result<(ChatTemplate, Vec<String>)> {
-        Ok(ChatTemplate::choose(tokenizer, &data_options(&self.config))?)
+        self.template_of(tokenizer, &data_options(&self.config))
+    }
+
+    /// As [`Job::template`], with options that a resumed run has changed (its day).
+    ///
+    /// # Errors
+    /// As [`Job::template`].
+    pub fn template_of(&self, tokenizer: &Tokenizer, options: &DataOptions) -> Result<(ChatTemplate, Vec<String>)> {
+        let chosen = ChatTemplate::choose(tokenizer, options)?;
+        // Only the first choice counts; there is one configuration.
+        let _ = self.chat_template.set(chosen.0.source().to_owned());
+        Ok(chosen)
     }
 
     /// Type that a parameter is computed with.

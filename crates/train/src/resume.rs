@@ -41,6 +41,31 @@ impl Start {
     }
 }
 
+/// Holds an output folder for one run; another that wants it meanwhile is refused. Given up when dropped, or when the process ends in
+/// any way.
+pub struct Claim(#[allow(dead_code, reason = "held for its lock")] fs::File);
+
+/// Claims `output_dir` for this process, making the folder if need be.
+///
+/// # Errors
+/// If another run holds it, or the folder cannot be made.
+pub fn claim(config: &Config) -> Result<Option<Claim>> {
+    let Some(dir) = config.train.output_dir.as_deref() else { return Ok(None) };
+    fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
+    let path = dir.join(".lock");
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(TrainError::io(&path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(Claim(file))),
+        Err(fs::TryLockError::WouldBlock) => Err(TrainError::setting(
+            "output_dir",
+            format!("{} is in use by another run; wait for it, stop it, or name another folder", dir.display()),
+        )),
+        // A file system without locks must not keep anybody from training.
+        Err(fs::TryLockError::Error(_)) => Ok(None),
+    }
+}
+
 /// Decides where a run begins. Changes nothing; with `overwrite_output_dir`, [`Start::clear`] removes what an earlier run left.
 ///
 /// # Errors

@@ -276,6 +276,10 @@ impl Run<'_> {
             }
             self.paused += pause.elapsed().as_secs_f64();
         }
+        if interrupted.is_none() && self.skipped_in_a_row > 0 {
+            // The end of the run changed nothing any more: that is no success.
+            return Err(self.not_finite());
+        }
         if interrupted.is_none() && self.job.config.method.do_eval {
             self.evaluate(stop, watch)?;
         }
@@ -307,12 +311,8 @@ impl Run<'_> {
             self.state.skipped += 1;
             self.skipped_in_a_row += u64::from(!finite);
             if !finite && self.skipped_in_a_row >= self.job.config.run.max_skipped_steps {
-                let last = checkpoint::list(&self.dir).pop().map_or("none".into(), |(_, p)| p.display().to_string());
-                return Err(TrainError::NotFinite {
-                    step: self.state.step + 1,
-                    skipped: self.skipped_in_a_row,
-                    checkpoint: last,
-                });
+                self.state.step += 1;
+                return Err(self.not_finite());
             }
             return Ok((window, norm, false));
         }
@@ -320,6 +320,11 @@ impl Run<'_> {
         self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
+    }
+
+    fn not_finite(&self) -> TrainError {
+        let last = checkpoint::list(&self.dir).pop().map_or("none".into(), |(_, p)| p.display().to_string());
+        TrainError::NotFinite { step: self.state.step, skipped: self.skipped_in_a_row, checkpoint: last }
     }
 
     fn epoch(&self) -> f64 {
@@ -435,7 +440,11 @@ impl Run<'_> {
                 atomic::write_bytes(dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
             }
         }
-        checkpoint::copy_companions(&job.tokenizer_dir, dir)
+        checkpoint::copy_companions(&job.tokenizer_dir, dir)?;
+        match job.chat_template.get() {
+            Some(source) => Ok(atomic::write_bytes(dir.join("chat_template.jinja"), source.as_bytes())?),
+            None => Ok(()),
+        }
     }
 
     fn finish(mut self, interrupted: Option<PathBuf>, watch: &mut dyn Observer) -> Result<Finished> {

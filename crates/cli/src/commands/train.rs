@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 
 use phalanx_config::{Purpose, Stage};
 use phalanx_data::check::beyond_positions;
-use phalanx_data::{ChatTemplate, prepare};
+use phalanx_data::prepare;
 use phalanx_report::{Ending, ProcessMemory, Summary, units};
 use phalanx_train::checkpoint::read_state;
 use phalanx_train::job::{Job, Use, data_options, method_name};
-use phalanx_train::resume::starting_point;
+use phalanx_train::resume::{claim, starting_point};
 use phalanx_train::trainer::{self, Finished, Observer};
 use serde_json::json;
 
@@ -22,6 +22,7 @@ use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
     let c = configured::read(args, Purpose::Train)?;
+    let _claim = claim(&c.config)?;
     let start = starting_point(&c.config)?;
     let mut job = Job::prepare(c.config, Use::Train)?;
     let tokenizer = job.tokenizer()?;
@@ -37,7 +38,7 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let template = match job.config.method.stage {
         Stage::Pt => None,
         Stage::Sft => {
-            let (template, notes) = ChatTemplate::choose(&tokenizer, &options)?;
+            let (template, notes) = job.template_of(&tokenizer, &options)?;
             notes.iter().for_each(|n| watch.message(n));
             Some(template)
         }
