@@ -1,4 +1,4 @@
-//! Draws a made-up run into a folder: `cargo run -p phalanx-report --example demo -- /tmp/demo`.
+//! Draws a made-up run into a folder: `cargo run -p phalanx-report --example report_files -- /tmp/demo`.
 
 use std::path::PathBuf;
 
