@@ -27,6 +27,9 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     }
     let data = prepare(&options, &tokenizer, template.as_ref(), &|_| {})?;
     data.messages.iter().for_each(|m| eprintln!("{m}"));
+    if data.eval.is_none() && !named {
+        eprintln!("note: neither eval_dataset nor val_size is set, so the training data is measured");
+    }
     // The part held back where there is one, else all that was named.
     let corpus = data.eval.unwrap_or(data.train);
     job.load(None)?;
