@@ -92,23 +92,7 @@ impl DataError {
 /// Of `known`, the name closest to `wanted` (edit distance at most a third of its length, at least 2), for messages.
 pub(crate) fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (wanted.chars().count() / 3).max(2);
-    known.into_iter().map(|k| (edit_distance(wanted, k), k)).filter(|(d, _)| *d <= limit).min().map(|(_, k)| k)
-}
-
-/// Levenshtein distance, the two-row form.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substitute = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+    known.into_iter().map(|k| (strsim::levenshtein(wanted, k), k)).filter(|(d, _)| *d <= limit).min().map(|(_, k)| k)
 }
 
 #[cfg(test)]

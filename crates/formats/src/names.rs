@@ -126,7 +126,7 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>, n:
     let limit = name.chars().count().div_ceil(3);
     let mut scored: Vec<(usize, &str)> = candidates
         .into_iter()
-        .map(|c| (edit_distance(name, c), c))
+        .map(|c| (strsim::levenshtein(name, c), c))
         // A prefix more or less (`model.`, `base_model.`) is the commonest difference, however long it is.
         .map(
             |(d, c)| if !c.is_empty() && (c.ends_with(name) || name.ends_with(c)) { (d.min(limit), c) } else { (d, c) },
@@ -144,22 +144,6 @@ pub(crate) fn did_you_mean(nearest: &[String]) -> String {
     }
     let quoted: Vec<String> = nearest.iter().map(|n| format!("`{n}`")).collect();
     format!(" (did you mean {}?)", quoted.join(", "))
-}
-
-/// Levenshtein distance in characters.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -184,7 +168,7 @@ mod tests {
         assert_eq!(nearest("model.norms.weight", have, 1), ["model.norm.weight"]);
         assert_eq!(nearest("embed_tokens.weight", have, 1), ["model.embed_tokens.weight"]);
         assert!(nearest("quite.another", have, 3).is_empty());
-        assert_eq!(edit_distance("kitten", "sitting"), 3);
+        assert_eq!(strsim::levenshtein("kitten", "sitting"), 3);
     }
 
     #[test]
