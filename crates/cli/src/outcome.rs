@@ -25,7 +25,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Done => 0,
             Outcome::Failed => 1,
             Outcome::Unsupported => 3,
-            Outcome::Interrupted => 130,
+            Outcome::Interrupted => crate::commands::exit_code_of_signal(),
         })
     }
 }

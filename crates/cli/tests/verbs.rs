@@ -176,6 +176,63 @@ fn a_reader_that_goes_away_ends_the_run_with_everything_saved() {
     assert!(ended.status.success(), "{}", text(&ended.stderr));
 }
 
+/// `phalanx doctor | head -1`, and a disk that is full behind a redirection.
+#[test]
+fn a_closed_or_full_standard_output_is_no_panic() {
+    let dir = Dir::new("closed");
+    let out = dir.path("out");
+    ok(&train(&out, &["max_steps=1"]));
+    let model = out.display().to_string();
+    let (named, data) = (format!("model_name_or_path={model}"), data_set());
+    let commands: [&[&str]; 4] = [
+        &["plan", "show", &named],
+        &["data", "check", &named, &data],
+        &["eval", &named, &data],
+        &["generate", &model, "--prompt", "What", "--greedy", "--max-new-tokens", "3"],
+    ];
+    for args in commands {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.args(args).stderr(std::process::Stdio::piped());
+        let mut run = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        drop(run.stdout.take());
+        let ended = run.wait_with_output().unwrap();
+        let said = text(&ended.stderr);
+        assert!(ended.status.success() && !said.contains("panicked") && !said.contains("error"), "{args:?}: {said}");
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ended = command.stdout(full).spawn().unwrap().wait_with_output().unwrap();
+        let said = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output") && !said.contains("panicked"), "{args:?}: {said}");
+    }
+}
+
+/// A signal is answered at once, the run is saved after the step, and the exit code tells which signal it was.
+#[test]
+fn a_signal_saves_the_run_and_shows_in_the_exit_code() {
+    use std::io::BufRead;
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
+        let dir = Dir::new(&format!("signal-{signal}"));
+        let out = dir.path("out");
+        let mut run = train_command(&out, &["--json", "max_steps=100000", "logging_steps=1", "save_strategy=no"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(run.stdout.take().unwrap()).lines();
+        assert!(lines.by_ref().any(|l| l.unwrap().contains("\"step\"")));
+        // SAFETY: a signal to a child of ours that has not been waited for.
+        assert_eq!(unsafe { libc::kill(run.id() as i32, signal) }, 0);
+        let last = lines.map(Result::unwrap).last().unwrap();
+        assert!(last.contains("\"interrupted\""), "{last}");
+        let ended = run.wait_with_output().unwrap();
+        let said = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(code), "{said}");
+        assert!(said.contains("stopping when this step is done"), "{said}");
+        let names = std::fs::read_dir(&out).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        assert!(names.into_iter().any(|n| n.starts_with("checkpoint-")), "{signal}");
+    }
+}
+
 #[test]
 fn a_template_that_prints_the_day_keeps_it_over_midnight() {
     let dir = Dir::new("midnight");
@@ -277,7 +334,10 @@ fn mistakes_name_the_key_the_file_and_the_mend() {
     refused(&phalanx(&["train", "no-such.yaml"]), &["no-such.yaml"]);
     let out = dir.path("out");
     refused(&train(&out, &["plan={recompute: \"model.layers.{0-9}.mpl\"}"]), &["recompute", "matches no module"]);
+    refused(&train(&out, &["plan={adapters: \"q_prj\"}"]), &["matches no module", "did you mean `q_proj`?"]);
     refused(&train(&out, &["plan={freeze: \"**\"}"]), &["nothing is left to train"]);
+    let typo = train(&out, &["plan={adapters: \"q_prj\"}"]);
+    assert!(!text(&typo.stderr).contains("nothing is left"), "{}", text(&typo.stderr));
     refused(&train(&out, &["cutoff_len=4"]), &["cutoff_len"]);
     let broken = dir.path("broken.jsonl");
     std::fs::write(&broken, "{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \n").unwrap();

@@ -1,11 +1,12 @@
 //! What no single key can know: ranges, and keys that contradict each other or have no effect together.
 //!
-//! A key that a person wrote and that would do nothing is refused: it is more often a mistake than a leftover, and the
-//! message says which of the two keys to take out.
+//! Keys that say opposite things are refused. A key that only has no effect beside the others (`lora_rank` in a file
+//! that somebody reuses with `finetuning_type=full`) is a note: a file that runs elsewhere runs here, and the person
+//! still hears of it.
 
 use std::path::Path;
 
-use crate::config::Config;
+use crate::config::{Config, Note};
 use crate::error::{ConfigError, Problem, Problems, Result};
 use crate::sections::{FinetuningType, LrSchedulerType, MAX_THREADS, ResumeFrom, Stage, Strategy, TextUnit};
 use crate::value::{MapOrPath, Steps};
@@ -27,9 +28,9 @@ pub enum Purpose {
     Plan,
 }
 
-/// Checks that do not depend on the purpose; run by every load.
-pub(crate) fn check(config: &Config) -> Vec<Problem> {
-    let mut c = Checker { config, problems: vec![] };
+/// Checks that do not depend on the purpose; run by every load. What must be mended, and what is only said.
+pub(crate) fn check(config: &Config) -> (Vec<Problem>, Vec<Note>) {
+    let mut c = Checker { config, problems: vec![], notes: vec![] };
     c.model();
     c.method();
     c.data();
@@ -37,7 +38,7 @@ pub(crate) fn check(config: &Config) -> Vec<Problem> {
     c.schedule();
     c.saving_and_evaluation();
     c.generation();
-    c.problems
+    (c.problems, c.notes)
 }
 
 impl Config {
@@ -47,7 +48,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Invalid`] with all that is missing.
     pub fn check_for(&self, purpose: Purpose) -> Result<()> {
-        let mut c = Checker { config: self, problems: vec![] };
+        let mut c = Checker { config: self, problems: vec![], notes: vec![] };
         c.sources(purpose);
         match purpose {
             Purpose::Train => {
@@ -85,6 +86,7 @@ impl Config {
 struct Checker<'a> {
     config: &'a Config,
     problems: Vec<Problem>,
+    notes: Vec<Note>,
 }
 
 impl Checker<'_> {
@@ -105,10 +107,11 @@ impl Checker<'_> {
         }
     }
 
-    /// Refuses `key` where somebody wrote it and `why` makes it useless.
+    /// Says of `key`, where somebody wrote it, that `why` makes it useless, and what would give it a use.
     fn idle(&mut self, key: &str, why: &str, mend: &str) {
         if self.is_set(key) {
-            self.fail(key, format!("it has no effect {why}"), mend);
+            let text = format!("it has no effect {why}; {mend}");
+            self.notes.push(Note { origin: self.config.origin(key), key: key.into(), text, only: None });
         }
     }
 
@@ -131,10 +134,16 @@ impl Checker<'_> {
         let has_architecture = architectures.contains(&true);
         match &model.model_name_or_path {
             Some(name) if !Path::new(name).exists() => {
-                let mend = format!(
-                    "give a local folder; nothing is downloaded here. To fetch it first: \
-                     hf download {name} --local-dir DIR"
-                );
+                let mut mend = "give a local folder; nothing is downloaded here".to_owned();
+                // `organisation/model` is how a hub names it; anything else is a path.
+                let hub = |part: &str| !part.is_empty() && !part.starts_with(['.', '~']) && part != "models";
+                if let Some((owner, model)) = name.split_once('/')
+                    && hub(owner)
+                    && hub(model)
+                    && !model.contains('/')
+                {
+                    mend += &format!(". To fetch it first: hf download {name} --local-dir DIR");
+                }
                 self.fail("model_name_or_path", format!("there is no folder `{name}`"), mend);
             }
             Some(_) => {}
@@ -161,8 +170,12 @@ impl Checker<'_> {
 
     fn model(&mut self) {
         let model = &self.config.model;
-        let written: Vec<_> =
-            ["model", "shape", "config_name_or_path"].into_iter().filter(|key| self.is_set(key)).collect();
+        let architectures = [
+            ("model", model.model.is_some()),
+            ("shape", model.shape.is_some()),
+            ("config_name_or_path", model.config_name_or_path.is_some()),
+        ];
+        let written: Vec<_> = architectures.into_iter().filter(|(_, some)| *some).map(|(key, _)| key).collect();
         if model.train_from_scratch {
             if let [first, second, ..] = written[..] {
                 self.fail(second, format!("`{first}` gives the architecture already"), "keep one of the two");
@@ -181,7 +194,9 @@ impl Checker<'_> {
             }
         } else {
             for key in written {
-                self.idle(key, "on trained weights", "add `train_from_scratch: true`, or remove the key");
+                // Not a leftover: the person wants another model than the one that would be trained.
+                let what = "trained weights bring their own architecture";
+                self.fail(key, what, "add `train_from_scratch: true`, or remove the key");
             }
         }
         let threads = |n: Option<usize>| n.is_none_or(|n| (1..=MAX_THREADS).contains(&n));
@@ -206,11 +221,7 @@ impl Checker<'_> {
         let freeze_keys = ["freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"];
         if kind != FinetuningType::Lora {
             for key in lora_keys {
-                self.idle(
-                    key,
-                    &format!("with `finetuning_type: {kind}`"),
-                    "remove it, or write `finetuning_type: lora`",
-                );
+                self.idle(key, &format!("with `finetuning_type: {kind}`"), "write `finetuning_type: lora` to use it");
             }
             if !self.config.model.adapter_name_or_path.is_empty() && !self.config.model.train_from_scratch {
                 let what = format!("adapters go with `finetuning_type: lora`, and it is `{kind}`");
@@ -223,19 +234,11 @@ impl Checker<'_> {
         }
         if kind != FinetuningType::Freeze {
             for key in freeze_keys {
-                self.idle(
-                    key,
-                    &format!("with `finetuning_type: {kind}`"),
-                    "remove it, or write `finetuning_type: freeze`",
-                );
+                self.idle(key, &format!("with `finetuning_type: {kind}`"), "write `finetuning_type: freeze` to use it");
             }
         }
         if method.create_new_adapter && self.config.model.adapter_name_or_path.is_empty() {
-            self.idle(
-                "create_new_adapter",
-                "without `adapter_name_or_path`",
-                "remove it: a new adapter is made anyway",
-            );
+            self.idle("create_new_adapter", "without `adapter_name_or_path`", "a new adapter is made anyway");
         }
         self.range(method.lora_rank >= 1, "lora_rank", "1 or more");
         self.range(method.lora_alpha.is_none_or(|a| a > 0.0), "lora_alpha", "a number above 0");
@@ -273,16 +276,20 @@ impl Checker<'_> {
                 ("train_on_chosen", data.train_on_chosen),
             ] {
                 if on {
-                    self.idle(key, "with `stage: pt`: plain text has no prompt", "remove it, or write `stage: sft`");
+                    self.idle(key, "with `stage: pt`: plain text has no prompt", "write `stage: sft` to use it");
                 }
             }
         } else if data.text_unit != TextUnit::File {
-            self.idle("text_unit", "with `stage: sft`: conversations are no texts", "remove it, or write `stage: pt`");
+            self.idle("text_unit", "with `stage: sft`: conversations are no texts", "write `stage: pt` to use it");
         }
         let probs = &data.interleave_probs;
         if !probs.is_empty() {
             if data.mix_strategy == crate::sections::MixStrategy::Concat {
-                self.idle("interleave_probs", "with `mix_strategy: concat`", "write `mix_strategy: interleave_under`");
+                self.idle(
+                    "interleave_probs",
+                    "with `mix_strategy: concat`",
+                    "write `mix_strategy: interleave_under` to use it",
+                );
             } else if probs.len() != data.dataset.len() {
                 let what = format!("{} weights for {} data sets", probs.len(), data.dataset.len());
                 self.fail("interleave_probs", what, "give one weight a data set");
@@ -308,10 +315,10 @@ impl Checker<'_> {
         self.range(train.save_total_limit != Some(0), "save_total_limit", "1 or more");
         self.range(self.config.run.max_skipped_steps >= 1, "max_skipped_steps", "1 or more");
         if !self.config.run.nan_guard {
-            self.idle("max_skipped_steps", "with `nan_guard: false`", "keep one of the two");
+            self.idle("max_skipped_steps", "with `nan_guard: false`", "remove that to use it");
         }
         if train.weight_decay == 0.0 && self.config.run.decay_norms_and_biases {
-            self.idle("decay_norms_and_biases", "with `weight_decay: 0`", "set `weight_decay`, or remove it");
+            self.idle("decay_norms_and_biases", "with `weight_decay: 0`", "set `weight_decay` to use it");
         }
     }
 
@@ -328,7 +335,7 @@ impl Checker<'_> {
                 [("warmup_ratio", train.warmup_ratio > 0.0), ("warmup_steps", !train.warmup_steps.is_zero())]
             {
                 if on {
-                    self.idle(key, "with `lr_scheduler_type: constant`", "write `constant_with_warmup`");
+                    self.idle(key, "with `lr_scheduler_type: constant`", "write `constant_with_warmup` to use it");
                 }
             }
         }
@@ -366,14 +373,22 @@ impl Checker<'_> {
         let (train, data) = (&self.config.train, &self.config.data);
         match train.save_strategy {
             Strategy::Steps => self.range(!train.save_steps.is_zero(), "save_steps", "1 or more"),
-            other => self.idle("save_steps", &format!("with `save_strategy: {other}`"), "write `save_strategy: steps`"),
+            other => self.idle(
+                "save_steps",
+                &format!("with `save_strategy: {other}`"),
+                "write `save_strategy: steps` to use it",
+            ),
         }
         if train.save_strategy == Strategy::No {
-            self.idle("save_total_limit", "with `save_strategy: no`", "write `save_strategy: steps`");
+            self.idle("save_total_limit", "with `save_strategy: no`", "write `save_strategy: steps` to use it");
         }
         match train.eval_strategy {
             Strategy::Steps => self.range(!train.eval_every().is_zero(), "eval_steps", "1 or more"),
-            other => self.idle("eval_steps", &format!("with `eval_strategy: {other}`"), "write `eval_strategy: steps`"),
+            other => self.idle(
+                "eval_steps",
+                &format!("with `eval_strategy: {other}`"),
+                "write `eval_strategy: steps` to use it",
+            ),
         }
         let evaluates = train.eval_strategy != Strategy::No;
         let has_data = data.val_size > 0.0 || !data.eval_dataset.is_empty();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use crate::check;
+use crate::check::{self, Purpose};
 use crate::error::{ConfigError, Origin, Problem, Problems, Result};
 use crate::foreign::{self, Foreign};
 use crate::nearest::nearest;
@@ -26,11 +26,13 @@ pub struct Note {
     pub key: String,
     /// Why nothing is lost.
     pub text: String,
+    /// The only purpose it is true of, where that is not all.
+    pub only: Option<Purpose>,
 }
 
 impl std::fmt::Display for Note {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: `{}` is not used: {}", self.origin, self.key, self.text)
+        write!(f, "{}: `{}`: {}", self.origin, self.key, self.text)
     }
 }
 
@@ -141,7 +143,9 @@ impl Config {
             }
         }
         if problems.is_empty() {
-            problems = check::check(&config);
+            let (found, notes) = check::check(&config);
+            problems = found;
+            config.notes.extend(notes);
         }
         if problems.is_empty() {
             config.remark();
@@ -180,7 +184,12 @@ impl Config {
         }
         match foreign::look_up(&entry.key) {
             Some(Foreign::Harmless(why)) => {
-                self.notes.push(Note { origin, key: entry.key.clone(), text: why.into() });
+                self.notes.push(Note {
+                    origin,
+                    key: entry.key.clone(),
+                    text: format!("it is not used: {why}"),
+                    only: None,
+                });
                 Ok(())
             }
             Some(Foreign::Unsupported { neutral, .. }) if asks_for_nothing(&entry.value, neutral) => Ok(()),
@@ -232,19 +241,21 @@ impl Config {
     /// Remarks on a configuration that is valid but may surprise.
     fn remark(&mut self) {
         let mut remarks = Vec::new();
+        let mut training = Vec::new();
         if self.train.max_steps > 0 && self.is_set("num_train_epochs") {
-            remarks.push(("num_train_epochs", "`max_steps` wins over it"));
+            remarks.push(("num_train_epochs", "it is not used: `max_steps` wins over it"));
         }
         if self.method.stage == Stage::Pt && self.is_set("template") {
-            remarks.push(("template", "plain text (`stage: pt`) has no template"));
+            remarks.push(("template", "it is not used: plain text (`stage: pt`) has no template"));
         }
         let has_data = self.data.val_size > 0.0 || !self.data.eval_dataset.is_empty();
         if has_data && self.train.eval_strategy == Strategy::No && !self.method.do_eval {
             let key = if self.data.val_size > 0.0 { "val_size" } else { "eval_dataset" };
-            remarks.push((key, "while training, because `eval_strategy` is `no` (what it holds back stays held back); write `eval_strategy: steps` to evaluate while training"));
+            training.push((key, "it is not used while training, because `eval_strategy` is `no` (what it holds back stays held back); write `eval_strategy: steps` to evaluate while training"));
         }
-        for (key, text) in remarks {
-            self.notes.push(Note { origin: self.origin(key), key: key.into(), text: text.into() });
+        let remarks = remarks.into_iter().map(|r| (r, None));
+        for ((key, text), only) in remarks.chain(training.into_iter().map(|r| (r, Some(Purpose::Train)))) {
+            self.notes.push(Note { origin: self.origin(key), key: key.into(), text: text.into(), only });
         }
     }
 
@@ -258,7 +269,7 @@ impl Config {
         self.origins.get(key).cloned().unwrap_or(Origin::Default)
     }
 
-    /// What is worth telling the user: keys that are accepted and not used.
+    /// What is worth telling the user: keys that are accepted and not used, or used otherwise than one may think.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }

@@ -37,8 +37,7 @@ fn every_default_is_a_value_its_key_accepts() {
         // A key may need another one beside it; what matters here is that its own type takes the default.
         let text = format!("{}: {}\n", key.key, key.default);
         if let Err(e) = Config::parse(&text, "default.yaml", &[]) {
-            let message = e.to_string();
-            assert!(message.contains("it has no effect"), "{message}");
+            panic!("{e}");
         }
     }
 }

@@ -90,25 +90,11 @@ fn foreign_keys_are_refused_unless_neutral() {
 #[test]
 fn keys_that_contradict_each_other() {
     refused(&[
-        (
-            "finetuning_type: full\nlora_rank: 8\n",
-            &["run.yaml:2: `lora_rank`: it has no effect with `finetuning_type: full`"],
-        ),
-        ("finetuning_type: freeze\nlora_target: all\n", &["`lora_target`: it has no effect", "finetuning_type: lora"]),
-        ("freeze_trainable_layers: 2\n", &["with `finetuning_type: lora`", "write `finetuning_type: freeze`"]),
         ("finetuning_type: full\nadapter_name_or_path: x\n", &["adapters go with `finetuning_type: lora`"]),
-        ("create_new_adapter: true\n", &["without `adapter_name_or_path`"]),
         (
             "warmup_ratio: 0.1\nwarmup_steps: 10\n",
             &["run.yaml:1: `warmup_ratio`: `warmup_steps` gives the warm-up already"],
         ),
-        ("lr_scheduler_type: constant\nwarmup_steps: 10\n", &["constant_with_warmup"]),
-        (
-            "save_strategy: no\nsave_steps: 10\n",
-            &["run.yaml:2: `save_steps`: it has no effect with `save_strategy: no`"],
-        ),
-        ("save_strategy: no\nsave_total_limit: 2\n", &["`save_total_limit`: it has no effect"]),
-        ("eval_steps: 10\n", &["`eval_steps`: it has no effect with `eval_strategy: no`"]),
         ("val_size: 0.1\neval_dataset: x\n", &["`val_size`: `eval_dataset` gives the evaluation data already"]),
         ("dataset: a\neval_strategy: steps\n", &["nothing to evaluate on", "set `val_size`"]),
         ("dataset: a\nload_best_model_at_end: true\n", &["without evaluation there is no best model"]),
@@ -123,9 +109,7 @@ fn keys_that_contradict_each_other() {
         ("metric_for_best_model: rouge\n", &["`loss` or `perplexity`"]),
         ("greater_is_better: true\n", &["better when smaller"]),
         ("train_on_prompt: true\nmask_history: true\n", &["says the opposite"]),
-        ("stage: pt\nmask_history: true\n", &["plain text has no prompt"]),
         ("packing: false\nneat_packing: true\n", &["says the opposite"]),
-        ("interleave_probs: 0.5,0.5\n", &["with `mix_strategy: concat`"]),
         ("dataset: a,b,c\nmix_strategy: interleave_over\ninterleave_probs: 0.5,0.5\n", &["2 weights for 3 data sets"]),
         ("gradient_checkpointing: true\ndisable_gradient_checkpointing: true\n", &["says the opposite"]),
         (
@@ -134,15 +118,46 @@ fn keys_that_contradict_each_other() {
         ),
         ("lr_scheduler_type: cosine_with_min_lr\n", &["needs one of `min_lr` and `min_lr_rate`"]),
         ("train_from_scratch: true\nshape: x\n", &["random weights are trained in full", "finetuning_type: full"]),
-        ("shape: tiny-15m\n", &["on trained weights", "train_from_scratch: true"]),
+        ("shape: tiny-15m\n", &["trained weights bring their own architecture", "train_from_scratch: true"]),
         (
             "train_from_scratch: true\nfinetuning_type: full\nshape: x\nmodel: {hidden_size: 8}\n",
             &["gives the architecture already"],
         ),
+    ]);
+}
+
+/// A file that somebody reuses for another run is not refused for what the other run leaves idle, and the person hears
+/// of every such key.
+#[test]
+fn keys_without_effect_are_noted() {
+    let cases: [(&str, &[&str]); 13] = [
+        (
+            "finetuning_type: full\nlora_rank: 8\nlora_target: all\n",
+            &["run.yaml:2: `lora_rank`: it has no effect with `finetuning_type: full`", "run.yaml:3: `lora_target`"],
+        ),
+        ("finetuning_type: freeze\nlora_target: all\n", &["`lora_target`: it has no effect", "finetuning_type: lora"]),
+        ("freeze_trainable_layers: 2\n", &["with `finetuning_type: lora`", "write `finetuning_type: freeze`"]),
+        ("create_new_adapter: true\n", &["without `adapter_name_or_path`"]),
+        ("lr_scheduler_type: constant\nwarmup_steps: 10\n", &["constant_with_warmup"]),
+        (
+            "save_strategy: no\nsave_steps: 10\n",
+            &["run.yaml:2: `save_steps`: it has no effect with `save_strategy: no`"],
+        ),
+        ("save_strategy: no\nsave_total_limit: 2\n", &["`save_total_limit`: it has no effect"]),
+        ("eval_steps: 10\n", &["`eval_steps`: it has no effect with `eval_strategy: no`"]),
+        ("stage: pt\nmask_history: true\n", &["plain text has no prompt"]),
+        ("interleave_probs: 0.5,0.5\n", &["with `mix_strategy: concat`"]),
         ("nan_guard: false\nmax_skipped_steps: 3\n", &["with `nan_guard: false`"]),
         ("text_unit: line\n", &["`text_unit`: it has no effect with `stage: sft`"]),
         ("stage: pt\ntrain_on_chosen: true\n", &["`train_on_chosen`: it has no effect with `stage: pt`"]),
-    ]);
+    ];
+    for (text, expected) in cases {
+        let config = Config::parse(text, "run.yaml", &[]).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let notes: Vec<String> = config.notes().iter().map(ToString::to_string).collect();
+        for part in expected {
+            assert!(notes.iter().any(|n| n.contains(part)), "{text}: {notes:?}");
+        }
+    }
 }
 
 #[test]
@@ -211,14 +226,15 @@ fn the_command_line_is_checked_alike() {
         "{message}"
     );
     assert!(refusal(&["learning_rate=fast"]).contains("command line: `learning_rate`: expected a number"));
-    assert!(refusal(&["finetuning_type=full"]).contains("run.yaml:1: `lora_rank`: it has no effect"));
     assert!(refusal(&["stray"]).contains("write key=value or --key value"));
     assert!(refusal(&["lorarank="]).contains("unknown key"));
     assert!(refusal(&["lora_rank.x=1"]).contains("it is not a map"));
     assert!(refusal(&["plan={a: [}"]).contains("not valid YAML"));
-    // Taking the key of the file out makes room.
-    let overrides = parse_overrides(&["finetuning_type=full", "lora_rank="]).unwrap();
-    assert!(Config::parse("lora_rank: 4\n", "run.yaml", &overrides).is_ok());
+    // A file reused with another method runs, with a note; taking the key out of the file silences that.
+    for (args, notes) in [(&["finetuning_type=full"][..], 1), (&["finetuning_type=full", "lora_rank="], 0)] {
+        let config = Config::parse("lora_rank: 4\n", "run.yaml", &parse_overrides(args).unwrap()).unwrap();
+        assert_eq!(config.notes().len(), notes, "{:?}", config.notes());
+    }
 }
 
 #[test]

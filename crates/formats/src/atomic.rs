@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{FormatError, Result};
 
@@ -94,6 +95,30 @@ fn write_folder_with<T, E: From<FormatError>>(path: &Path, fill: impl FnOnce(&Pa
     sync_tree(&temp.path)?;
     temp.rename_to(path)?;
     Ok(value)
+}
+
+/// What this process is writing at the moment, for [`abandon`].
+static IN_PROGRESS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn in_progress() -> MutexGuard<'static, Vec<PathBuf>> {
+    // A list of paths is whole at every moment, whatever thread died.
+    IN_PROGRESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes everything that this process has begun to write and not finished: for a process that a signal ends. Nothing
+/// more can be begun or finished afterwards (the writing threads wait until the process is gone).
+pub fn abandon() {
+    let list = in_progress();
+    for path in list.iter() {
+        // A thread may still add a file to the folder.
+        for _ in 0..3 {
+            let gone = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            if gone.is_ok() {
+                break;
+            }
+        }
+    }
+    std::mem::forget(list);
 }
 
 /// Removes temporary files and folders in `dir` whose writers have died, and returns what was removed.
@@ -245,6 +270,7 @@ impl Temp {
             let ours = handle.try_lock().is_ok()
                 && matches!((handle.metadata(), fs::metadata(&path)), (Ok(a), Ok(b)) if a.ino() == b.ino());
             if ours {
+                in_progress().push(path.clone());
                 return Ok(Self { path, handle, is_dir, live: true });
             }
         }
@@ -253,6 +279,7 @@ impl Temp {
     }
 
     fn rename_to(&mut self, target: &Path) -> Result<()> {
+        let mut list = in_progress();
         let io = |e| FormatError::io(target, "put the finished file or folder in place", e);
         let replaced_folder = self.is_dir && !is_free(target)?;
         if replaced_folder {
@@ -261,7 +288,9 @@ impl Temp {
         } else {
             fs::rename(&self.path, target).map_err(io)?;
             self.live = false;
+            list.retain(|p| *p != self.path);
         }
+        drop(list);
         let parent = parent_of(target);
         File::open(&parent).and_then(|d| d.sync_all()).map_err(|e| FormatError::io(&parent, "flush the folder", e))
     }
@@ -272,6 +301,7 @@ impl Drop for Temp {
         if self.live {
             // A failure to clean up must not hide the error that led here; `clean_stale` finds what is left.
             let _ = if self.is_dir { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
+            in_progress().retain(|p| *p != self.path);
         }
     }
 }

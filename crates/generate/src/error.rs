@@ -18,7 +18,7 @@ pub enum GenerateError {
     },
     /// A request without a single token to go on from.
     #[error(
-        "request {request}: the prompt is empty; give at least one token (for a start from nothing, the tokenizer's BOS)"
+        "prompt {}: it is empty; give at least one token (for a start from nothing, the tokenizer's BOS)", request + 1
     )]
     EmptyPrompt {
         /// Which request, counted from 0.
@@ -26,7 +26,7 @@ pub enum GenerateError {
     },
     /// A prompt that leaves no room for an answer.
     #[error(
-        "request {request}: the prompt has {tokens} tokens, the model's context holds {context} for prompt and answer together; shorten the prompt to at most {} tokens", context.saturating_sub(1)
+        "prompt {}: it has {tokens} tokens, the model's context holds {context} for prompt and answer together; shorten the prompt to at most {} tokens", request + 1, context.saturating_sub(1)
     )]
     PromptTooLong {
         /// Which request, counted from 0.
@@ -38,7 +38,7 @@ pub enum GenerateError {
     },
     /// A token that the model has no row for.
     #[error(
-        "request {request}: {what}: id {id} at place {place} is outside the model's vocabulary of {vocab}; use the tokenizer that belongs to the model"
+        "prompt {}: {what}: id {id} at place {place} is outside the model's vocabulary of {vocab}; use the tokenizer that belongs to the model", request + 1
     )]
     UnknownToken {
         /// Which request, counted from 0.
@@ -54,7 +54,7 @@ pub enum GenerateError {
     },
     /// The model predicts NaN or infinity.
     #[error(
-        "request {request}: the logits for position {position} are not finite; the weights are damaged or come from a run that diverged"
+        "prompt {}: the logits for position {position} are not finite; the weights are damaged or come from a run that diverged", request + 1
     )]
     NotFinite {
         /// Which request, counted from 0.

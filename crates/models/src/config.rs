@@ -363,6 +363,10 @@ impl Reader<'_> {
         if layers > 10_000 {
             return self.refuse("num_hidden_layers", &format!("{layers} is beyond any model"));
         }
+        let rms_norm_eps = self.float("rms_norm_eps", 1e-6)?;
+        if !(rms_norm_eps >= 0.0 && rms_norm_eps.is_finite()) {
+            return self.refuse("rms_norm_eps", &format!("must be 0 or more, found {rms_norm_eps}; 1e-6 is usual"));
+        }
         let max_position_embeddings = self.opt_size("max_position_embeddings")?.unwrap_or(2048);
         Ok(ModelConfig {
             model_type: self.string("model_type")?,
@@ -374,7 +378,7 @@ impl Reader<'_> {
             num_key_value_heads: self.opt_size("num_key_value_heads")?.unwrap_or(heads),
             head_dim,
             max_position_embeddings,
-            rms_norm_eps: self.float("rms_norm_eps", 1e-6)? as f32,
+            rms_norm_eps: rms_norm_eps as f32,
             rope: Arc::new(self.rope(head_dim, max_position_embeddings)?),
             tie_word_embeddings: self.bool("tie_word_embeddings", false)?,
             qkv_bias: false,

@@ -34,4 +34,4 @@ pub use causal_lm::{CausalLm, Model, logits, loss};
 pub use config::{ModelConfig, StoredDType};
 pub use error::{ModelError, Result};
 pub use known::{Family, family, known_families};
-pub use weights::{initialise, load_weights, save_weights};
+pub use weights::{check_weights, initialise, load_weights, save_weights};

@@ -24,6 +24,18 @@ pub fn load_weights(
     dir: impl AsRef<Path>,
     dtype_of: &dyn Fn(&str) -> DType,
 ) -> Result<()> {
+    let folder = check_weights(model, dir)?;
+    for p in &model.parameters() {
+        read_parameter(rt, &folder, p, dtype_of(p.name()))?;
+    }
+    Ok(())
+}
+
+/// Checks by the headers alone that `dir` holds the model's tensors: files whole, nothing missing, unexpected or mis-shaped.
+///
+/// # Errors
+/// As [`load_weights`], but for values.
+pub fn check_weights(model: &Model, dir: impl AsRef<Path>) -> Result<WeightFolder> {
     let folder = WeightFolder::open(dir)?;
     let params = model.parameters();
     let expected: Vec<_> = params.iter().map(|p| (p.name().to_owned(), p.shape().to_vec())).collect();
@@ -33,10 +45,7 @@ pub fn load_weights(
         ignorable.push("lm_head.weight");
     }
     folder.check_names(&expected, &ignorable)?;
-    for p in &params {
-        read_parameter(rt, &folder, p, dtype_of(p.name()))?;
-    }
-    Ok(())
+    Ok(folder)
 }
 
 fn read_parameter(rt: &Runtime, folder: &WeightFolder, p: &Parameter, dtype: DType) -> Result<()> {

@@ -66,6 +66,7 @@ fn below(path: &str, root: &str) -> bool {
 /// A pattern that cannot be read or matches nothing, features that exclude each other on a module, nothing left to train.
 pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict>> {
     let mut conflicts = Vec::new();
+    let mut unmatched = false;
     let mut find = |key: &str, patterns: &[String]| -> Vec<usize> {
         let mut hit = Vec::new();
         for text in patterns {
@@ -74,10 +75,10 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
                 Ok(p) => {
                     let found: Vec<usize> = (0..model.len()).filter(|&i| p.matches(&model[i].path)).collect();
                     if found.is_empty() {
-                        let known = model.iter().take(4).map(|s| s.path.as_str()).collect::<Vec<_>>().join(", ");
+                        unmatched = true;
                         conflicts.push(Conflict {
                             what: format!("{key}: pattern \"{text}\" matches no module"),
-                            mend: format!("`phalanx plan show` lists the modules ({known}, …)"),
+                            mend: nearest_module(model, text),
                         });
                     }
                     hit.extend(found);
@@ -112,7 +113,11 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         }
         if s.adapter && site.kind != "linear" {
             conflicts.push(Conflict {
-                what: format!("adapters: {} is a {}, adapters sit beside linear layers", site.path, site.kind),
+                what: format!(
+                    "adapters: {} is {}, adapters sit beside linear layers",
+                    site.path,
+                    with_article(&site.kind)
+                ),
                 mend: "narrow the pattern, for instance to **.*_proj".into(),
             });
         }
@@ -121,7 +126,11 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         }
         if s.recompute && !matches!(site.kind.as_str(), "block" | "attention" | "mlp" | "norm" | "linear") {
             conflicts.push(Conflict {
-                what: format!("recompute: {} is a {}, which has no single forward to repeat", site.path, site.kind),
+                what: format!(
+                    "recompute: {} is {}, which has no single forward to repeat",
+                    site.path,
+                    with_article(&site.kind)
+                ),
                 mend: "name blocks, for instance model.layers.{*}".into(),
             });
         }
@@ -132,13 +141,42 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
     }
     conflicts.extend(tied(model, &modules));
     let own = |s: &Site| modules.get(&s.path).is_some_and(|m| m.adapter || (m.trainable && !s.parameters.is_empty()));
-    if !model.iter().any(own) {
+    // A pattern without a module leaves nothing to train as well; its own message is the one that helps.
+    if !unmatched && !model.iter().any(own) {
         conflicts.push(Conflict {
             what: "nothing is left to train".into(),
             mend: "take something out of `freeze`, or name it in `train` or `adapters`".into(),
         });
     }
     if conflicts.is_empty() { Ok(ResolvedPlan { modules }) } else { Err(conflicts) }
+}
+
+/// The module whose last name is nearest to the pattern's.
+fn nearest_module(model: &[Site], pattern: &str) -> String {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
+    let wanted = last(pattern);
+    let limit = (wanted.chars().count() / 3).max(1);
+    let near = model
+        .iter()
+        .map(|s| last(&s.path))
+        .filter(|name| name.parse::<u32>().is_err())
+        .map(|name| (strsim::osa_distance(&wanted, &name), name))
+        .filter(|(distance, _)| *distance <= limit)
+        .min_by_key(|(distance, _)| *distance);
+    match near {
+        Some((distance, name)) if distance > 0 => {
+            format!("did you mean `{name}`? `phalanx plan show` lists the modules")
+        }
+        _ => {
+            let known = model.iter().take(4).map(|s| s.path.as_str()).collect::<Vec<_>>().join(", ");
+            format!("`phalanx plan show` lists the modules ({known}, …)")
+        }
+    }
+}
+
+fn with_article(kind: &str) -> String {
+    let article = if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {kind}")
 }
 
 fn clash(a: Feature, b: Feature, path: &str) -> Option<Conflict> {

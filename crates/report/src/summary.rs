@@ -75,7 +75,9 @@ impl Summary {
             Ending::Stopped(why) => style.red(&format!("training stopped: {why}")),
         };
         let mut table = Table::new(style, &["", ""]);
-        let steps = format!("{} of {} ({:.2} epochs)", self.steps, self.total_steps, self.epochs);
+        // A run gone on with for fewer steps than it already has.
+        let of = if self.steps > self.total_steps { ", where max_steps asked for" } else { " of" };
+        let steps = format!("{}{of} {} ({:.2} epochs)", self.steps, self.total_steps, self.epochs);
         table.row(["  steps".to_owned(), steps]);
         table.row(["  time".to_owned(), units::duration(self.seconds)]);
         let rate = if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 };

@@ -119,6 +119,27 @@ pub fn read_state(dir: &Path) -> Result<RunState> {
     Ok(state)
 }
 
+/// Checks that the tensor files of a checkpoint are whole, by their headers and lengths; no tensor is read.
+///
+/// # Errors
+/// If one is damaged.
+pub fn check_files(dir: &Path) -> Result<()> {
+    let damaged = |e: phalanx_formats::FormatError| TrainError::Checkpoint {
+        path: dir.to_path_buf(),
+        why: format!("damaged: {e}"),
+    };
+    for name in ["optimizer.safetensors", "adapter_model.safetensors"] {
+        let path = dir.join(name);
+        if path.exists() {
+            WeightFolder::open_file(&path).map_err(damaged)?;
+        }
+    }
+    if dir.join("config.json").exists() {
+        WeightFolder::open(dir).map_err(damaged)?;
+    }
+    Ok(())
+}
+
 /// Writes moments (and nothing else: exact weights stand in the model file) into `dir`.
 ///
 /// # Errors

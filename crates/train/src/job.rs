@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_config::{Config, FinetuningType, MAX_THREADS};
 use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
-use phalanx_models::{Model, ModelConfig, initialise, load_weights};
+use phalanx_models::{Model, ModelConfig, check_weights, initialise, load_weights};
 use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
 use phalanx_parallel::Site;
 use phalanx_tensor::{Category, DType, Runtime};
@@ -84,6 +84,10 @@ impl Job {
             }
             Use::Infer => inference_plan(&config, &model_config, &sites),
         };
+        // Damaged weights are found before the data is encoded.
+        if let Some(dir) = config.model.model_name_or_path.as_ref().filter(|_| !config.model.train_from_scratch) {
+            check_weights(&model, dir)?;
+        }
         let m = &config.method;
         let lora = (purpose == Use::Train && plan.modules.values().any(|s| s.adapter)).then(|| LoraOptions {
             rank: m.lora_rank,
@@ -230,6 +234,9 @@ impl Job {
                         });
                     }
                 }
+                if training && resumed.is_none() {
+                    self.refuse_other_settings(dir, &loaded.options)?;
+                }
                 self.lora = Some(loaded.options);
                 self.adapters = Arc::new(loaded.adapters);
             }
@@ -243,6 +250,26 @@ impl Job {
         let training = self.plan.modules.values().any(|m| m.adapter);
         self.adapters.parameters().iter().for_each(|p| p.set_trainable(training));
         Ok(())
+    }
+
+    /// Training goes on with the adapter as it is; a setting that somebody wrote and that is not the adapter's would be ignored.
+    fn refuse_other_settings(&self, dir: &Path, found: &LoraOptions) -> Result<()> {
+        let m = &self.config.method;
+        let differs = [
+            ("lora_rank", m.lora_rank as f64, found.rank as f64),
+            ("lora_alpha", m.lora_alpha(), found.alpha),
+            ("use_rslora", f64::from(u8::from(m.use_rslora)), f64::from(u8::from(found.rslora))),
+        ];
+        match differs.iter().find(|(key, asked, found)| self.config.is_set(key) && asked != found) {
+            None => Ok(()),
+            Some((key, asked, found)) => Err(TrainError::setting(
+                key,
+                format!(
+                    "is {asked}, but the adapter in {} has {found}, and training goes on with it as it is; remove {key}, or set create_new_adapter: true to merge it and begin a new one",
+                    dir.display()
+                ),
+            )),
+        }
     }
 
     fn merge_adapter(&self, dir: &Path) -> Result<()> {

@@ -51,10 +51,12 @@ pub struct Claim(#[allow(dead_code, reason = "held for its lock")] fs::File);
 /// If another run holds it, or the folder cannot be made.
 pub fn claim(config: &Config) -> Result<Option<Claim>> {
     let Some(dir) = config.train.output_dir.as_deref() else { return Ok(None) };
-    fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
-    let path = dir.join(".lock");
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(TrainError::io(&path))?;
+    let unwritable = |e: std::io::Error| {
+        TrainError::setting("output_dir", format!("{} cannot be written: {e}; name another folder", dir.display()))
+    };
+    fs::create_dir_all(dir).map_err(unwritable)?;
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(dir.join(".lock"));
+    let file = file.map_err(unwritable)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(Claim(file))),
         Err(fs::TryLockError::WouldBlock) => Err(TrainError::setting(
@@ -82,7 +84,7 @@ pub fn starting_point(config: &Config) -> Result<Start> {
         ResumeFrom::Path(path) => from_path(config, &folder, path),
         ResumeFrom::Latest => match folder.resumable.last() {
             Some((_, path)) => {
-                let mut start = go_on(config, path, false)?;
+                let mut start = go_on(config, path, false).map_err(|e| folder.name_the_one_before(path, e))?;
                 if t.overwrite_output_dir {
                     start.notes.push(
                         "overwrite_output_dir is not applied, because resume_from_checkpoint: true goes on with the run there"
@@ -96,7 +98,7 @@ pub fn starting_point(config: &Config) -> Result<Start> {
         ResumeFrom::No => anew(config, &folder),
         ResumeFrom::Auto if t.overwrite_output_dir => anew(config, &folder),
         ResumeFrom::Auto => match folder.resumable.last() {
-            Some((_, path)) => go_on(config, path, true),
+            Some((_, path)) => go_on(config, path, true).map_err(|e| folder.name_the_one_before(path, e)),
             None => anew(config, &folder),
         },
     }
@@ -105,6 +107,7 @@ pub fn starting_point(config: &Config) -> Result<Start> {
 /// Goes on from `checkpoint`, if the configuration is still that of the run. `strictly`: nobody asked for it by name.
 fn go_on(config: &Config, path: &Path, strictly: bool) -> Result<Start> {
     let state = checkpoint::read_state(path)?;
+    checkpoint::check_files(path)?;
     let changed = changes(&state.config, &recorded(config)?);
     let list = |of: &[&Change]| of.iter().map(|c| c.to_string()).collect::<Vec<_>>().join("; ");
     let of = |class: Class| changed.iter().filter(|c| c.class == class).collect::<Vec<_>>();
@@ -162,7 +165,7 @@ fn from_path(config: &Config, folder: &Folder, path: &Path) -> Result<Start> {
             ));
         }
         refuse_sources_among(&later, config)?;
-        start.notes.push(format!("removing {names}, which came after {}", path.display()));
+        start.notes.push(format!("{names}, which came after {}, will be removed when this run begins", path.display()));
         start.doomed = later;
     }
     Ok(start)
@@ -178,7 +181,7 @@ fn anew(config: &Config, folder: &Folder) -> Result<Start> {
         refuse_sources_among(&doomed, config)?;
         let mut notes = Vec::new();
         if holds_run {
-            notes.push(format!("replacing the earlier run in {dir} ({})", names(&doomed)));
+            notes.push(format!("the earlier run in {dir} ({}) will be replaced when this one begins", names(&doomed)));
         }
         if !folder.other.is_empty() {
             notes.push(format!("left alone what is not of a run in {dir}: {}", names(&folder.other)));
@@ -261,6 +264,19 @@ impl Folder {
             place.push(path);
         }
         Ok(folder)
+    }
+
+    /// A damaged newest checkpoint need not be the end of a run.
+    fn name_the_one_before(&self, path: &Path, e: TrainError) -> TrainError {
+        let before = self.resumable.iter().rev().skip_while(|(_, p)| p != path).nth(1);
+        match (e, before) {
+            (TrainError::Checkpoint { path: file, why }, Some((_, before))) if why.starts_with("damaged") => {
+                let why =
+                    format!("{why}; move {} away to go on from the one before, {}", path.display(), before.display());
+                TrainError::Checkpoint { path: file, why }
+            }
+            (e, _) => e,
+        }
     }
 
     fn nothing_to_go_on_from(&self) -> String {

@@ -220,6 +220,13 @@ impl Run<'_> {
         let logging = t.logging_steps.of(self.total).max(1);
         let mut pace = Pace::new(0.0, self.state.step, self.state.tokens);
         let mut interrupted = None;
+        let every = t.eval_every().of(self.total);
+        if t.eval_strategy == Strategy::Steps && every > self.total && self.eval.is_some() {
+            watch.message(&format!(
+                "note: eval_steps is {every} and the run has {} steps, so nothing is evaluated while training",
+                self.total
+            ));
+        }
         if t.eval_on_start && self.state.step == 0 {
             self.evaluate(stop, watch)?;
         }
@@ -484,7 +491,8 @@ impl Run<'_> {
 fn due(strategy: Strategy, every: Steps, step: u64, total: u64, epoch_ends: bool) -> bool {
     match strategy {
         Strategy::No => false,
-        Strategy::Epoch => epoch_ends,
+        // The end of a run is the end of its last epoch, as in `transformers`.
+        Strategy::Epoch => epoch_ends || step == total,
         Strategy::Steps => step.is_multiple_of(every.of(total).max(1)),
     }
 }

@@ -4,6 +4,7 @@ use phalanx_tensor::DType;
 use phalanx_train::bench::{BenchOptions, bench_train};
 
 use crate::args::{Bench, Dtype};
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Bench) -> Result<Outcome> {
@@ -20,14 +21,17 @@ pub fn run(what: Bench) -> Result<Outcome> {
     };
     let result = bench_train(&rt, &options)?;
     if a.json {
-        println!("{}", serde_json::to_string(&result)?);
+        out::line(serde_json::to_string(&result)?)?;
     } else {
-        println!("{} {} parameters, {} threads", result.shape, result.params, result.threads);
-        println!(
+        out::line(format_args!("{} {} parameters, {} threads", result.shape, result.params, result.threads))?;
+        out::line(format_args!(
             "{:.1} tokens/s, {:.1} GFLOP/s, {:.3} s a step",
             result.tokens_per_s, result.model_gflops, result.step_s
-        );
-        println!("peak memory {} MiB; loss {} -> {}", result.peak_rss_mib, result.loss_first, result.loss_last);
+        ))?;
+        out::line(format_args!(
+            "peak memory {} MiB; loss {} -> {}",
+            result.peak_rss_mib, result.loss_first, result.loss_last
+        ))?;
     }
     Ok(Outcome::Done)
 }

@@ -31,20 +31,21 @@ pub fn run(a: &Chat) -> Result<Outcome> {
     if at_terminal {
         writeln!(out, "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the conversation")?;
     }
-    let mut line = String::new();
+    let mut bytes = Vec::new();
     loop {
         if at_terminal {
             write!(out, "{} ", super::style().bold(">"))?;
             out.flush()?;
         }
-        line.clear();
-        match stdin.lock().read_line(&mut line) {
+        bytes.clear();
+        match stdin.lock().read_until(b'\n', &mut bytes) {
             Ok(0) => break,
             Ok(_) => {}
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(e.into()),
         }
-        match session.line(&line, &mut out) {
+        // What is no UTF-8 (a pasted file, a terminal of another encoding) is shown to the model as replacement marks.
+        match session.line(&String::from_utf8_lossy(&bytes), &mut out) {
             Ok(Next::Exit) => break,
             Ok(Next::Line) => {}
             // A question that cannot be answered does not end the conversation.

@@ -31,7 +31,7 @@ pub fn read(args: &[String], purpose: Purpose) -> Result<Configured> {
         None => Config::from_overrides(&overrides)?,
     };
     config.check_for(purpose)?;
-    for note in config.notes() {
+    for note in config.notes().iter().filter(|n| n.only.is_none_or(|only| only == purpose)) {
         eprintln!("note: {note}");
     }
     Ok(Configured { config, json, plain })

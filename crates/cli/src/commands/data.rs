@@ -8,6 +8,7 @@ use phalanx_train::job::{data_options, tokenizer_dir};
 
 use super::configured;
 use crate::args::Data;
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Data) -> Result<Outcome> {
@@ -32,9 +33,9 @@ pub fn run(what: Data) -> Result<Outcome> {
     };
     let report = check(&options, &tokenizer, template.as_ref(), &look, &|_| {})?;
     if c.json {
-        println!("{}", serde_json::to_string(&report)?);
+        out::line(serde_json::to_string(&report)?)?;
     } else {
-        print!("{}", report.render(super::style().has_colour()));
+        out::text(report.render(super::style().has_colour()))?;
     }
     Ok(if report.ok { Outcome::Done } else { Outcome::Failed })
 }

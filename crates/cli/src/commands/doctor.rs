@@ -4,6 +4,7 @@ use phalanx_kernels::peak;
 use phalanx_report::{System, Table};
 use serde_json::json;
 
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
@@ -15,8 +16,8 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
     let (read, copy) = (peak::read_bandwidth_gbs(dev)?, peak::copy_bandwidth_gbs(dev)?);
     let threads = dev.team().threads();
     if json {
-        let mut out = system.to_json();
-        if let Some(o) = out.as_object_mut() {
+        let mut out_json = system.to_json();
+        if let Some(o) = out_json.as_object_mut() {
             o.insert("version".into(), json!(env!("CARGO_PKG_VERSION")));
             o.insert("isa".into(), json!(dev.isa().to_string()));
             o.insert("measured_threads".into(), json!(threads));
@@ -25,7 +26,7 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
             o.insert("read_bandwidth_gbs".into(), json!(read));
             o.insert("copy_bandwidth_gbs".into(), json!(copy));
         }
-        println!("{out}");
+        out::line(out_json)?;
         return Ok(Outcome::Done);
     }
     let mut table = Table::new(super::style(), &["", ""]);
@@ -37,11 +38,11 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
     table.row(["f32 GEMM 1024³".into(), format!("{gemm:.0} GFLOP/s measured ({:.0} % of peak)", 100.0 * gemm / fma)]);
     table.row(["memory read".into(), format!("{read:.1} GB/s measured")]);
     table.row(["memory copy".into(), format!("{copy:.1} GB/s measured")]);
-    print!("{table}");
+    out::text(table)?;
     if system.huge_pages.as_deref() == Some("never") {
-        println!(
-            "note: transparent huge pages are off; `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root makes large products up to twice as fast"
-        );
+        out::line(
+            "note: transparent huge pages are off; `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as root makes large products up to twice as fast",
+        )?;
     }
     Ok(Outcome::Done)
 }

@@ -10,6 +10,7 @@ use phalanx_train::job::{Job, Use, data_options};
 use serde_json::json;
 
 use super::configured;
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
@@ -41,17 +42,16 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     };
     let mean = loss.mean();
     if c.json {
-        println!(
-            "{}",
-            json!({"eval_loss": mean, "eval_perplexity": perplexity(mean), "label_tokens": loss.count, "rows": corpus.rows_per_epoch()})
-        );
+        out::line(
+            json!({"eval_loss": mean, "eval_perplexity": perplexity(mean), "label_tokens": loss.count, "rows": corpus.rows_per_epoch()}),
+        )?;
     } else {
-        println!(
+        out::line(format_args!(
             "loss {mean:.4}, perplexity {:.3} over {} tokens in {} rows",
             perplexity(mean),
             loss.count,
             corpus.rows_per_epoch()
-        );
+        ))?;
     }
     Ok(Outcome::Done)
 }

@@ -6,6 +6,7 @@ use phalanx_train::export::export;
 use phalanx_train::job::{Job, Use};
 
 use super::configured;
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
@@ -24,18 +25,19 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     };
     let shard = job.config.export.export_size.saturating_mul(1_000_000_000);
     job.load(None)?;
+    super::watch::abandon_on_signal()?;
     let done = export(&mut job, &dir, dtype, shard)?;
     if c.json {
-        println!("{}", serde_json::to_string(&done)?);
+        out::line(serde_json::to_string(&done)?)?;
     } else {
-        println!("wrote {} as {}", dir.display(), done.dtype);
+        out::line(format_args!("wrote {} as {}", dir.display(), done.dtype))?;
         if done.merged_layers > 0 {
-            println!(
+            out::line(format_args!(
                 "merged adapters of {} layers: logits agree to {:.1e} of the largest; {:.1} % of the merged weights changed",
                 done.merged_layers,
                 done.logits_rel,
                 100.0 * done.changed_share
-            );
+            ))?;
         }
     }
     Ok(Outcome::Done)

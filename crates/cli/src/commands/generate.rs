@@ -1,6 +1,5 @@
 //! `phalanx generate`
 
-use std::io::Write;
 use std::ops::ControlFlow;
 
 use phalanx_data::{Conversation, Message, Role};
@@ -9,16 +8,22 @@ use serde_json::json;
 
 use super::model;
 use crate::args::Generate;
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(a: &Generate) -> Result<Outcome> {
     let mut prompts = a.prompt.clone();
     if let Some(path) = &a.prompt_file {
         let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        // Windows' editors begin a file with a mark that is no text.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         prompts.extend(text.lines().filter(|l| !l.is_empty()).map(str::to_owned));
     }
     if prompts.is_empty() {
         return Err("no prompt: give --prompt TEXT (several times for several) or --prompt-file FILE".into());
+    }
+    if a.model.template.is_some() && !a.chat {
+        return Err("--template: is for chats; add --chat, or leave it out to continue the prompt as plain text".into());
     }
     let loaded = model::load(&a.model)?;
     let tokenizer = loaded.job.tokenizer()?;
@@ -58,13 +63,12 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let mut generator = Generator::new(&loaded.job.model, &loaded.env, options)?;
     let text = loaded.text(&a.sampling);
     let alone = prompts.len() == 1 && !a.json;
-    let mut out = std::io::stdout();
-    if alone && !a.chat {
-        write!(out, "{}", prompts[0])?;
-    }
+    let mut shown = alone && !a.chat;
     let started = std::time::Instant::now();
     let done = generate_text(&mut generator, &tokenizer, requests, &text, &mut |_, piece| {
-        if alone && write!(out, "{piece}").and_then(|()| out.flush()).is_err() {
+        // The prompt stands before the answer, but not before a mistake.
+        let before = if std::mem::take(&mut shown) { prompts[0].as_str() } else { "" };
+        if alone && out::text(format_args!("{before}{piece}")).is_err() {
             // Nobody reads on; the next line that is written says so.
             return Ok(ControlFlow::Break(FinishReason::Cancelled));
         }
@@ -74,19 +78,15 @@ pub fn run(a: &Generate) -> Result<Outcome> {
     let tokens: usize = done.iter().map(|d| d.completion.ids.len()).sum();
     if a.json {
         for (i, d) in done.iter().enumerate() {
-            writeln!(
-                out,
-                "{}",
-                json!({"prompt": prompts[i], "text": d.text, "token_ids": d.completion.ids,
-                    "logprobs": d.completion.logprobs, "finish_reason": d.completion.finish_reason.as_str(),
-                    "prompt_tokens": lens[i]})
-            )?;
+            out::line(json!({"prompt": prompts[i], "text": d.text, "token_ids": d.completion.ids,
+                "logprobs": d.completion.logprobs, "finish_reason": d.completion.finish_reason.as_str(),
+                "prompt_tokens": lens[i]}))?;
         }
     } else if alone {
-        writeln!(out)?;
+        out::line(if shown { prompts[0].as_str() } else { "" })?;
     } else {
         for (i, d) in done.iter().enumerate() {
-            writeln!(out, "--- {}\n{}", prompts[i], d.text)?;
+            out::line(format_args!("--- {}\n{}", prompts[i], d.text))?;
         }
     }
     if !a.json {

@@ -7,10 +7,12 @@ use phalanx_report::units;
 use serde_json::json;
 
 use crate::args::{Import, ImportOptions as Args, Stored};
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Import) -> Result<Outcome> {
-    let (out, json, report) = match what {
+    super::watch::abandon_on_signal()?;
+    let (path, json, report) = match what {
         Import::Gguf { file, out, options } => {
             let report = gguf::import(&file, &out, convert(&options), &mut |_| {})?;
             (out, options.json, report)
@@ -22,20 +24,19 @@ pub fn run(what: Import) -> Result<Outcome> {
     };
     let ImportReport { model_type, tensors, parameters, bytes, source_types, notes } = report;
     if json {
-        println!(
-            "{}",
-            json!({"folder": out, "model_type": model_type, "tensors": tensors, "parameters": parameters, "bytes": bytes, "source_types": source_types, "notes": notes})
-        );
+        out::line(
+            json!({"folder": path, "model_type": model_type, "tensors": tensors, "parameters": parameters, "bytes": bytes, "source_types": source_types, "notes": notes}),
+        )?;
         return Ok(Outcome::Done);
     }
     let types = source_types.iter().map(|(t, n)| format!("{n} × {t}")).collect::<Vec<_>>().join(", ");
-    println!(
+    out::line(format_args!(
         "wrote {}: {model_type}, {parameters} parameters in {tensors} tensors ({types}), {}",
-        out.display(),
+        path.display(),
         units::bytes(bytes)
-    );
-    notes.iter().for_each(|n| println!("note: {n}"));
-    println!("try it: phalanx chat {}", out.display());
+    ))?;
+    notes.iter().try_for_each(|n| out::line(format_args!("note: {n}")))?;
+    out::line(format_args!("try it: phalanx chat {}", path.display()))?;
     Ok(Outcome::Done)
 }
 

@@ -17,6 +17,8 @@ mod train;
 mod verify;
 mod watch;
 
+pub use watch::exit_code_of_signal;
+
 use phalanx_report::Style;
 use phalanx_tensor::Runtime;
 

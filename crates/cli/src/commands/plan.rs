@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::configured;
 use crate::args::Plan;
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Plan) -> Result<Outcome> {
@@ -27,9 +28,9 @@ pub fn run(what: Plan) -> Result<Outcome> {
                 (path.clone(), settings)
             })
             .collect();
-        println!("{}", json!({"plan": plan, "modules": modules}));
+        out::line(json!({"plan": plan, "modules": modules}))?;
     } else {
-        print!("{}", phalanx_parallel::show(&sites, &resolved));
+        out::text(phalanx_parallel::show(&sites, &resolved))?;
     }
     Ok(Outcome::Done)
 }

@@ -4,6 +4,7 @@ use phalanx_report::Table;
 use phalanx_train::parity;
 
 use crate::args::Verify;
+use crate::out;
 use crate::outcome::{Outcome, Result, chain};
 
 pub fn run(what: Verify) -> Result<Outcome> {
@@ -18,7 +19,7 @@ pub fn run(what: Verify) -> Result<Outcome> {
                     outcome = Outcome::Failed;
                 }
                 if json {
-                    println!("{}", serde_json::to_string(&p)?);
+                    out::line(serde_json::to_string(&p)?)?;
                 }
                 rows.push(p);
             }
@@ -51,7 +52,7 @@ pub fn run(what: Verify) -> Result<Outcome> {
                 if p.pass { "pass" } else { "FAIL" }.into(),
             ]);
         }
-        print!("{table}");
+        out::text(table)?;
     }
     Ok(outcome)
 }

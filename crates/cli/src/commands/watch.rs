@@ -2,20 +2,54 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use phalanx_report::{Progress, Step};
 use phalanx_train::trainer::Observer;
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::outcome::Result;
 
-/// First Ctrl-C: save after the step in progress. Second: end at once.
-pub fn interrupts(stop: &Arc<AtomicBool>) -> Result<()> {
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop))?;
-        signal_hook::flag::register(signal, Arc::clone(stop))?;
+/// The signal that asked for the end, 0 before.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// Exit code of a run that was stopped, as shells give it: 128 and the signal (Ctrl-C where only the reader went away).
+pub fn exit_code_of_signal() -> u8 {
+    128 + match SIGNAL.load(Ordering::Relaxed) {
+        0 => SIGINT as u8,
+        signal => signal as u8,
     }
+}
+
+/// First signal: save after the step in progress. A second Ctrl-C or SIGTERM: end at once. (A closed terminal may hang up twice, which
+/// must not cost the run.)
+pub fn interrupts(stop: &Arc<AtomicBool>) -> Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let stop = Arc::clone(stop);
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                stop.store(true, Ordering::Relaxed);
+                complain("\nstopping when this step is done, and saving; once more ends at once and saves nothing");
+            } else if signal != SIGHUP {
+                signal_hook::low_level::exit(128 + signal);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// For commands that write and cannot be gone on with: a signal ends them at once, and nothing half-written stays behind.
+pub fn abandon_on_signal() -> Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            phalanx_formats::atomic::abandon();
+            complain("\nstopped; nothing was written");
+            signal_hook::low_level::exit(128 + signal);
+        }
+    })?;
     Ok(())
 }
 

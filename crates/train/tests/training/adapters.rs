@@ -233,6 +233,22 @@ fn what_an_adapter_trained_in_full_is_not_dropped_when_training_goes_on() {
     assert_eq!(value(&head), saved);
 }
 
+/// Training goes on with an adapter at the adapter's own rank and scale; another one that somebody wrote would be ignored.
+#[test]
+fn a_rank_that_is_not_the_adapters_is_told() {
+    let bench = Bench::new("other-rank", 6);
+    run(bench.config("first", LORA), None).unwrap();
+    let first = bench.out("first").display().to_string();
+    let load = |keys: &str| {
+        let keys = format!("finetuning_type: lora\nadapter_name_or_path: {first}\n{keys}");
+        Job::prepare(bench.config("x", &keys), Use::Train).unwrap().load(None)
+    };
+    let e = load("lora_rank: 7\n").unwrap_err().to_string();
+    assert!(e.contains("lora_rank") && e.contains("is 7") && e.contains("create_new_adapter"), "{e}");
+    load("lora_rank: 7\ncreate_new_adapter: true\n").unwrap();
+    load("").unwrap();
+}
+
 #[test]
 fn ranks_that_do_not_fit_are_told() {
     let bench = Bench::new("rank", 4);

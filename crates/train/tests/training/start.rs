@@ -47,7 +47,7 @@ fn the_last_checkpoint_a_named_one_or_none() {
     assert!(bench.out("out").join("checkpoint-3").exists());
     let s = start(&bench, &keys).unwrap();
     assert_eq!(ends(&s).unwrap(), "checkpoint-2");
-    assert!(s.notes.iter().any(|n| n.contains("removing checkpoint-3")), "{:?}", s.notes);
+    assert!(s.notes.iter().any(|n| n.contains("checkpoint-3, which came after")), "{:?}", s.notes);
     assert!(!bench.out("out").join("checkpoint-3").exists());
 
     // In another folder: the first run stays, the second goes on from it.
@@ -173,8 +173,12 @@ fn damaged_checkpoints_say_so() {
     let dir = bench.out("out").join("checkpoint-3");
     let keep = std::fs::read(dir.join("optimizer.safetensors")).unwrap();
     std::fs::write(dir.join("optimizer.safetensors"), &keep[..keep.len() / 2]).unwrap();
-    let e = run(bench.config("out", "save_steps: 2\n"), None).unwrap_err().to_string();
-    assert!(e.contains("optimizer.safetensors"), "{e}");
+    // Found before anything is loaded, and the way on is named.
+    for e in [refused(&bench, ""), run(bench.config("out", "save_steps: 2\n"), None).unwrap_err().to_string()] {
+        assert!(e.contains("optimizer.safetensors") && e.contains("damaged"), "{e}");
+    }
+    let e = refused(&bench, "resume_from_checkpoint: true\n");
+    assert!(e.contains("go on from the one before") && e.contains("checkpoint-2"), "{e}");
     std::fs::write(dir.join("phalanx_state.json"), "{\"version\": 1").unwrap();
     let e = refused(&bench, "");
     assert!(e.contains("phalanx_state.json") && e.contains("damaged"), "{e}");
