@@ -119,19 +119,19 @@ pub struct Configured {
 /// How tokens are chosen; what is left out comes from the model's generation_config.json.
 #[derive(Args, Debug)]
 pub struct Sampling {
-    /// Most tokens to generate.
+    /// Most tokens to generate; if left out what the model folder says, else 256 (chat: 1024).
     #[arg(long)]
     pub max_new_tokens: Option<usize>,
     /// Always the likeliest token.
     #[arg(long)]
     pub greedy: bool,
-    /// Above 1 flattens, below 1 sharpens; 0 is greedy.
+    /// Above 1 flattens, below 1 sharpens; 0 is greedy. If left out what the model folder says, else greedy.
     #[arg(long, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Keep the k likeliest tokens; 0 keeps all.
+    /// Keep the k likeliest tokens; 0 keeps all. If left out what the model folder says, else 50.
     #[arg(long)]
     pub top_k: Option<usize>,
-    /// Keep the likeliest tokens that make up this share.
+    /// Keep the likeliest tokens that make up this share. If left out what the model folder says, else 1.
     #[arg(long, allow_negative_numbers = true)]
     pub top_p: Option<f64>,
     /// Keep tokens at least this likely, as a share of the likeliest.

@@ -1,7 +1,7 @@
 //! The binary `phalanx`: reads arguments, calls the crates, prints.
 //!
 //! Exit codes: 0 done; 1 failed or refused; 2 wrong arguments; 3 a model family that is not supported; 130 stopped by Ctrl-C,
-//! 143 by SIGTERM, 129 by SIGHUP (everything saved).
+//! 143 by SIGTERM, 129 by SIGHUP (everything saved, but for a second signal).
 
 #![deny(clippy::print_stdout)]
 

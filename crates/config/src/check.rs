@@ -83,6 +83,9 @@ impl Config {
     }
 }
 
+/// Most rows of a micro-batch, and most micro-batches of a step.
+const MAX_ROWS: usize = 1 << 24;
+
 struct Checker<'a> {
     config: &'a Config,
     problems: Vec<Problem>,
@@ -300,9 +303,12 @@ impl Checker<'_> {
 
     fn batch_and_optimizer(&mut self) {
         let train = &self.config.train;
-        self.range(train.per_device_train_batch_size >= 1, "per_device_train_batch_size", "1 or more");
-        self.range(train.per_device_eval_batch_size >= 1, "per_device_eval_batch_size", "1 or more");
-        self.range(train.gradient_accumulation_steps >= 1, "gradient_accumulation_steps", "1 or more");
+        // Above this a step has more rows than any data set; products of the two stay far from overflow.
+        let rows = |n: usize| (1..=MAX_ROWS).contains(&n);
+        let expected = format!("1 to {MAX_ROWS}");
+        self.range(rows(train.per_device_train_batch_size), "per_device_train_batch_size", &expected);
+        self.range(rows(train.per_device_eval_batch_size), "per_device_eval_batch_size", &expected);
+        self.range(rows(train.gradient_accumulation_steps), "gradient_accumulation_steps", &expected);
         self.range(train.learning_rate > 0.0, "learning_rate", "a number above 0");
         self.range(train.max_steps >= -1 && train.max_steps != 0, "max_steps", "1 or more, or -1");
         self.range(train.max_steps > 0 || train.num_train_epochs > 0.0, "num_train_epochs", "a number above 0");

@@ -165,10 +165,10 @@ fn values_out_of_range() {
     refused(&[
         (
             "per_device_train_batch_size: 0\n",
-            &["run.yaml:1: `per_device_train_batch_size`: expected 1 or more, found 0"],
+            &["run.yaml:1: `per_device_train_batch_size`: expected 1 to 16777216, found 0"],
         ),
-        ("per_device_eval_batch_size: 0\n", &["1 or more"]),
-        ("gradient_accumulation_steps: 0\n", &["1 or more"]),
+        ("per_device_eval_batch_size: 0\n", &["1 to 16777216"]),
+        ("gradient_accumulation_steps: 9223372036854775807\n", &["1 to 16777216"]),
         ("learning_rate: 0\n", &["a number above 0"]),
         ("learning_rate: -1e-4\n", &["a number above 0"]),
         ("cutoff_len: 0\n", &["2 or more tokens"]),

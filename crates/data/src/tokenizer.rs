@@ -229,6 +229,11 @@ impl Tokenizer {
         self.chat_template.as_ref().map(|(name, text)| (name.as_str(), text.as_str()))
     }
 
+    /// Takes another template for the model's own; `file` is for messages.
+    pub fn set_chat_template(&mut self, file: String, text: String) {
+        self.chat_template = Some((file, text));
+    }
+
     fn wrong(&self, e: tokenizers::Error) -> DataError {
         DataError::file(&self.path, e.to_string())
     }

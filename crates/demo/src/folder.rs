@@ -69,7 +69,7 @@ impl Folder {
         };
         if !self.config().is_file() {
             // A demo that was stopped while it wrote its corpus has no configuration yet, and nothing worth keeping.
-            let ours = [self.mark(), self.stories(), self.dataset_info(), self.tokenizer()];
+            let ours = [self.mark(), self.stories(), self.dataset_info(), self.tokenizer(), self.dir.join(".lock")];
             return match entries.all(|e| begun && e.is_ok_and(|e| ours.contains(&e.path()))) {
                 true => Ok(Contents::Nothing),
                 false => Err(DemoError::NotADemo { dir: self.dir.clone() }),

@@ -7,6 +7,7 @@ use phalanx_config::{Config, Purpose};
 use phalanx_data::{Prepared, Tokenizer, prepare};
 use phalanx_report::{curve, units};
 use phalanx_train::job::{Job, Use, data_options};
+use phalanx_train::resume::{Claim, Start as Begin, claim_folder};
 use phalanx_train::trainer::{self, Finished};
 use serde::Serialize;
 use serde_json::json;
@@ -142,7 +143,8 @@ pub fn run(options: &Options, stop: &AtomicBool, watch: &mut dyn Observer) -> Re
         demo.job.config.train.max_steps().unwrap_or(0)
     ));
     let (train, eval) = (demo.data.train.clone(), demo.data.eval.clone());
-    let finished = trainer::train(&mut demo.job, train, eval, checkpoint, stop, watch)?;
+    let finished =
+        trainer::train(&mut demo.job, train, eval, &Begin::at(checkpoint.map(Path::to_path_buf)), stop, watch)?;
     watch.trained();
     demo.conclude(options, before, finished, watch)
 }
@@ -174,10 +176,7 @@ impl Start {
         let contents = folder.look()?;
         match (contents, options.existing) {
             (Contents::Nothing, Existing::Continue) => Err(DemoError::NothingToContinue { dir: folder.dir.clone() }),
-            (Contents::Nothing, _) | (_, Existing::Overwrite) => {
-                folder.clear()?;
-                Ok(Start::New)
-            }
+            (Contents::Nothing, _) | (_, Existing::Overwrite) => Ok(Start::New),
             (Contents::Stopped(step, checkpoint), _) => Ok(Start::From { step, checkpoint, done: false }),
             (Contents::Finished(steps, _), Existing::Keep) => {
                 Err(DemoError::Finished { dir: folder.dir.clone(), steps })
@@ -203,6 +202,8 @@ struct Demo {
     data: Prepared,
     /// The configuration as text, as it stands in the folder.
     text: String,
+    /// Two demos in one folder would write over each other.
+    _claim: Option<Claim>,
 }
 
 impl Demo {
@@ -214,34 +215,38 @@ impl Demo {
             changes.set("seed", json!(options.seed));
         }
         let text = options.further(options.steps).apply(&changes.apply(DEMO_YAML));
-        // Everything is checked before anything is written.
+        // Everything is checked before anything is removed or written.
         let config = settings::parse(&text, &folder.config())?;
         let shape = model_shape(&config)?;
+        std::fs::create_dir_all(&folder.dir).map_err(DemoError::io(&folder.dir))?;
+        let claim = claim_folder(&folder.dir)?;
+        folder.clear()?;
         folder.begin()?;
         let stories = corpus::stories(options.seed, options.stories)?;
         folder.write_stories(&stories)?;
         tokenizer::write(&folder.tokenizer(), &stories, shape.vocab_size, shape.max_position_embeddings)?;
-        Demo::with(folder, config, text)
+        Demo::with(folder, config, text, claim)
     }
 
     /// Opens a demo to go on with.
     fn open(options: &Options, folder: Folder, step: u64, start: &Start, watch: &mut dyn Observer) -> Result<Demo> {
         watch.heading(&format!("Going on with the demo in {} after step {step}", folder.dir.display()));
+        let claim = claim_folder(&folder.dir)?;
         let path = folder.config();
         let text = std::fs::read_to_string(&path).map_err(DemoError::io(&path))?;
         let done = matches!(start, Start::From { done: true, .. });
         let more = options.steps.or(settings::parse(DEMO_YAML, &path)?.train.max_steps());
         let text = options.further(if done { more.map(|m| step + m) } else { options.steps }).apply(&text);
         let config = settings::parse(&text, &path)?;
-        Demo::with(folder, config, text)
+        Demo::with(folder, config, text, claim)
     }
 
-    fn with(folder: Folder, config: Config, text: String) -> Result<Demo> {
+    fn with(folder: Folder, config: Config, text: String, claim: Option<Claim>) -> Result<Demo> {
         config.check_for(Purpose::Train)?;
         let job = Job::prepare(config, Use::Train)?;
         let tokenizer = job.tokenizer()?;
         let data = prepare(&data_options(&job.config), &tokenizer, None, &|_| {})?;
-        let demo = Demo { folder, job, tokenizer, data, text };
+        let demo = Demo { folder, job, tokenizer, data, text, _claim: claim };
         demo.write_config()?;
         Ok(demo)
     }

@@ -267,8 +267,14 @@ impl Temp {
             };
             // Between making and locking, `clean_stale` elsewhere may have taken it: then its name is gone, or
             // belongs to another inode.
-            let ours = handle.try_lock().is_ok()
-                && matches!((handle.metadata(), fs::metadata(&path)), (Ok(a), Ok(b)) if a.ino() == b.ino());
+            let locked = match handle.try_lock() {
+                Ok(()) => true,
+                Err(fs::TryLockError::WouldBlock) => false,
+                // A file system without locks must not keep anybody from writing.
+                Err(fs::TryLockError::Error(_)) => true,
+            };
+            let ours =
+                locked && matches!((handle.metadata(), fs::metadata(&path)), (Ok(a), Ok(b)) if a.ino() == b.ino());
             if ours {
                 in_progress().push(path.clone());
                 return Ok(Self { path, handle, is_dir, live: true });

@@ -5,7 +5,7 @@ use std::fmt;
 /// An instruction-set level that the kernels have code for, weakest first.
 ///
 /// The level decides the rounding of a result (fused or separate multiply-add, lane order of a reduction), so two levels
-/// agree within rounding but not bit for bit. One level gives the same bits on every machine that has it.
+/// agree within rounding but not bit for bit (Avx512 and Amx differ in matrix products only). One level gives the same bits on every machine that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust, whatever the processor.
@@ -14,6 +14,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and DQ.
     Avx512,
+    /// AVX-512, and matrix products on AMX tiles with the precision of f32 (docs of `gemm`).
+    Amx,
 }
 
 impl Isa {
@@ -36,6 +38,9 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                 {
                     all.push(Isa::Avx512);
+                    if crate::gemm::amx_available() {
+                        all.push(Isa::Amx);
+                    }
                 }
             }
         }
@@ -49,6 +54,7 @@ impl fmt::Display for Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2+fma",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "avx512+amx",
         })
     }
 }

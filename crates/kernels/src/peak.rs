@@ -94,7 +94,7 @@ fn fma_burst(isa: Isa) -> f64 {
     match isa {
         // SAFETY: a `Device` has only instruction sets that the processor has.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { burst_avx512() },
+        Isa::Avx512 | Isa::Amx => unsafe { burst_avx512() },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { burst_avx2() },
@@ -156,7 +156,7 @@ fn sum(isa: Isa, words: &[u64]) -> u64 {
     match isa {
         // SAFETY: a `Device` has only instruction sets that the processor has.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { sum_avx512(words) },
+        Isa::Avx512 | Isa::Amx => unsafe { sum_avx512(words) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { sum_avx2(words) },

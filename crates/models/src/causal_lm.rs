@@ -7,7 +7,6 @@ use phalanx_kernels::gemm::{Gemm, gemm};
 use phalanx_nn::{Cx, Describe, Parameter, Visitor};
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
-use crate::llama::LlamaForCausalLm;
 use crate::{ModelConfig, ModelError, Result};
 
 /// A model that predicts the next token.
@@ -34,17 +33,14 @@ impl Model {
     /// # Errors
     /// If no family builds it.
     pub fn new(config: &ModelConfig) -> Result<Model> {
-        let net: Box<dyn CausalLm> = match config.model_type.as_str() {
-            "llama" | "mistral" | "qwen2" | "qwen3" => Box::new(LlamaForCausalLm::new(config)),
-            other => {
-                return Err(ModelError::Config {
-                    place: "config".into(),
-                    key: "model_type".into(),
-                    why: format!("no model is built for \"{other}\""),
-                });
-            }
+        let Some(family) = crate::known::family(&config.model_type) else {
+            return Err(ModelError::Config {
+                place: "config".into(),
+                key: "model_type".into(),
+                why: format!("no model is built for \"{}\"", config.model_type),
+            });
         };
-        Ok(Model { config: config.clone(), net })
+        Ok(Model { config: config.clone(), net: (family.build)(config) })
     }
 
     /// Its config.

@@ -102,11 +102,8 @@ impl ModelConfig {
             _ => ModelError::Io { path: path.clone(), source },
         })?;
         let place = path.display().to_string();
-        let value: Value = serde_json::from_str(&text).map_err(|e| ModelError::Config {
-            place: place.clone(),
-            key: "(whole file)".into(),
-            why: e.to_string(),
-        })?;
+        let value: Value = serde_json::from_str(text.strip_prefix('\u{feff}').unwrap_or(&text))
+            .map_err(|e| ModelError::Config { place: place.clone(), key: "(whole file)".into(), why: e.to_string() })?;
         ModelConfig::from_json(&place, value)
     }
 
@@ -306,6 +303,9 @@ impl Reader<'_> {
             return self.refuse("rope_theta", &format!("must be above 1, found {theta}"));
         }
         let partial = r.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0)?)?;
+        if !(partial > 0.0 && partial <= 1.0) {
+            return self.refuse("partial_rotary_factor", &format!("must be above 0 and at most 1, found {partial}"));
+        }
         let dim = (head_dim as f64 * partial) as usize;
         let kind = match r.get("rope_type").or_else(|| r.get("type")) {
             None => "default",
@@ -356,6 +356,9 @@ impl Reader<'_> {
                 return self.refuse("head_dim", "is missing, and hidden_size is no multiple of num_attention_heads");
             }
         };
+        if self.get("quantization_config").is_some_and(|q| !q.is_null()) {
+            return self.refuse("quantization_config", "is not supported; give the weights as they were before");
+        }
         if self.float("attention_dropout", 0.0)? != 0.0 {
             return self.refuse("attention_dropout", "is not supported; set it to 0.0");
         }

@@ -143,6 +143,16 @@ impl Progress {
         Progress { bar: None, out }
     }
 
+    /// Shows that work has begun, before the first step is done.
+    pub fn begin(&mut self, step: u64, total: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(step);
+            bar.set_prefix("the first step is under way");
+            bar.tick();
+        }
+    }
+
     /// Shows a step. Plain lines are written for `logged` steps only.
     pub fn step(&mut self, step: &Step, logged: bool) {
         match &self.bar {

@@ -1,7 +1,7 @@
 //! LoRA adapters: made, read and written as PEFT does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder, atomic};
@@ -114,6 +114,9 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
         ("alpha_pattern", json!({})),
         ("layer_replication", Value::Null),
         ("use_qalora", json!(false)),
+        ("layers_to_transform", Value::Null),
+        ("layers_pattern", Value::Null),
+        ("target_parameters", Value::Null),
     ] {
         if c.get(key).is_some_and(|v| !v.is_null() && *v != neutral) {
             return Err(bad(format!("{key}: {} is not supported", c[key])));
@@ -126,14 +129,15 @@ pub fn load(rt: &Runtime, dir: &Path, shape_of: &dyn Fn(&str) -> Option<Vec<usiz
             c["init_lora_weights"]
         )));
     }
-    let Some(rank) = c["r"].as_u64().filter(|&r| r > 0) else { return Err(bad("r must be at least 1".into())) };
-    let Some(alpha) = c["lora_alpha"].as_f64() else { return Err(bad("lora_alpha is missing".into())) };
-    let options = LoraOptions {
-        rank: rank as usize,
-        alpha,
-        dropout: c["lora_dropout"].as_f64().unwrap_or(0.0) as f32,
-        rslora: c["use_rslora"].as_bool().unwrap_or(false),
+    let must = |key: &str, what: &str| bad(format!("{key}: must be {what}, found {}", c[key]));
+    let rank = c["r"].as_u64().filter(|&r| r > 0).ok_or_else(|| must("r", "a whole number of at least 1"))?;
+    let alpha = c["lora_alpha"].as_f64().ok_or_else(|| must("lora_alpha", "a number"))?;
+    let rslora = match &c["use_rslora"] {
+        Value::Null => false,
+        v => v.as_bool().ok_or_else(|| must("use_rslora", "true or false"))?,
     };
+    let options =
+        LoraOptions { rank: rank as usize, alpha, dropout: c["lora_dropout"].as_f64().unwrap_or(0.0) as f32, rslora };
     let folder = WeightFolder::open_file(dir.join("adapter_model.safetensors"))?;
     let file = dir.join("adapter_model.safetensors");
     let bad = |why: String| TrainError::Adapter { path: file.clone(), why };
@@ -222,6 +226,45 @@ fn join_tied(replaced: &mut BTreeMap<String, Vec<f32>>) -> Result<(), String> {
     ))
 }
 
+/// What an adapter was trained on.
+#[derive(Clone, Copy, Debug)]
+pub struct StandsOn<'a> {
+    /// The base model.
+    pub model: &'a str,
+    /// Adapters that had been merged into it, in order.
+    pub merged: &'a [PathBuf],
+}
+
+/// Key of ours in `adapter_config.json`: adapters that the base model is to be merged with first. PEFT passes over it.
+const MERGED: &str = "phalanx_merged_adapters";
+
+/// The adapters that must be merged into the base model before the one in `dir` is right.
+///
+/// # Errors
+/// If its configuration cannot be read.
+pub fn merged_before(dir: &Path) -> Result<Vec<PathBuf>> {
+    let path = dir.join("adapter_config.json");
+    if let (false, Some((_, last))) = (path.exists(), crate::checkpoint::all(dir).last()) {
+        let why = format!("holds a run that was stopped, and no finished adapter; use {}", last.display());
+        return Err(TrainError::Adapter { path: dir.to_path_buf(), why });
+    }
+    let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+    let c: Value =
+        serde_json::from_str(&text).map_err(|e| TrainError::Adapter { path: path.clone(), why: e.to_string() })?;
+    let listed = c[MERGED].as_array().into_iter().flatten().filter_map(Value::as_str).map(PathBuf::from);
+    let listed: Vec<PathBuf> = listed.collect();
+    match listed.iter().find(|p| !p.join("adapter_config.json").is_file()) {
+        None => Ok(listed),
+        Some(gone) => Err(TrainError::Adapter {
+            path,
+            why: format!(
+                "was trained on the base model merged with the adapter in {}, which is not there; put it back, or correct {MERGED}",
+                gone.display()
+            ),
+        }),
+    }
+}
+
 /// Writes a PEFT folder for adapters of `model` into `dir` (which exists). `saved` are fully trained parameters beside the adapters.
 ///
 /// # Errors
@@ -232,7 +275,7 @@ pub fn save(
     adapters: &AdapterSet,
     options: &LoraOptions,
     saved: &[(Parameter, Vec<f32>)],
-    base_model: &str,
+    stands_on: &StandsOn<'_>,
     model: &Model,
 ) -> Result<()> {
     let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
@@ -251,8 +294,8 @@ pub fn save(
     let by_name: BTreeMap<&str, &[f32]> = tensors.iter().map(|(n, _, v)| (n.as_str(), v.as_slice())).collect();
     SafetensorsWriter::new(specs)?
         .write_file(dir.join("adapter_model.safetensors"), |spec, sink| sink.write_f32(by_name[spec.name.as_str()]))?;
-    let config = json!({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model,
+    let mut config = json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": stands_on.model,
         "r": options.rank, "lora_alpha": if options.alpha.fract() == 0.0 { json!(options.alpha as i64) } else { json!(options.alpha) },
         "lora_dropout": options.dropout, "use_rslora": options.rslora, "use_dora": false,
         "target_modules": targets(adapters, model), "bias": "none", "fan_in_fan_out": false,
@@ -260,6 +303,9 @@ pub fn save(
         "modules_to_save": if modules_to_save.is_empty() { Value::Null } else { json!(modules_to_save) },
         "rank_pattern": {}, "alpha_pattern": {},
     });
+    if !stands_on.merged.is_empty() {
+        config[MERGED] = json!(stands_on.merged);
+    }
     atomic::write_bytes(dir.join("adapter_config.json"), format!("{config:#}\n").as_bytes())?;
     Ok(())
 }

@@ -53,6 +53,12 @@ pub struct RunState {
     /// What was seen since the last log entry.
     #[serde(default)]
     pub interval: Interval,
+    /// Steps without an update since the last one that made one.
+    #[serde(default)]
+    pub skipped_in_a_row: u64,
+    /// An evaluation was due at this step and was broken off by whoever stopped the run.
+    #[serde(default)]
+    pub eval_owed: bool,
     /// Where the sample stream stands.
     pub stream: StreamState,
     /// The configuration, key by key.
@@ -185,8 +191,14 @@ pub fn read_optimizer(dir: &Path, optimizer: &mut AdamW) -> Result<()> {
     folder.check_names(&expected, &[])?;
     for s in optimizer.states_mut() {
         let name = s.param.name().to_owned();
-        folder.read_f32(&format!("{name}/exp_avg"), s.exp_avg.f32_mut()?)?;
-        folder.read_f32(&format!("{name}/exp_avg_sq"), s.exp_avg_sq.f32_mut()?)?;
+        for (kind, values) in [("exp_avg", s.exp_avg.f32_mut()?), ("exp_avg_sq", s.exp_avg_sq.f32_mut()?)] {
+            let name = format!("{name}/{kind}");
+            if let Some(i) = folder.get(&name)?.first_non_finite()? {
+                let why = format!("damaged: {name} is not finite at element {i}; go on from the checkpoint before");
+                return Err(TrainError::Checkpoint { path, why });
+            }
+            folder.read_f32(&name, values)?;
+        }
     }
     Ok(())
 }

@@ -20,13 +20,14 @@ pub fn checkpoint_bytes(job: &Job) -> u64 {
             let adapted = job.plan.modules.iter().filter(|(_, m)| m.adapter);
             adapted
                 .filter_map(|(path, _)| job.shape_of(&format!("{path}.weight")))
-                .map(|s| o.rank as u64 * s.iter().sum::<usize>() as u64)
-                .sum()
+                .map(|s| (o.rank as u64).saturating_mul(s.iter().sum::<usize>() as u64))
+                .fold(0u64, u64::saturating_add)
         }
     };
-    let model = if job.lora.is_some() { trained + adapters } else { all };
-    let moments = if job.config.train.save_only_model { 0 } else { 2 * (trained + adapters) };
-    4 * (model + moments)
+    let adapted = trained.saturating_add(adapters);
+    let model = if job.lora.is_some() { adapted } else { all };
+    let moments = if job.config.train.save_only_model { 0 } else { adapted.saturating_mul(2) };
+    model.saturating_add(moments).saturating_mul(4)
 }
 
 /// Refuses a run whose first checkpoint would not fit.

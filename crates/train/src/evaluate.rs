@@ -35,7 +35,7 @@ pub fn evaluate(
     Ok(Some(total))
 }
 
-/// exp(loss), capped where a float would overflow.
+/// exp(loss), capped where a float would overflow; NaN of NaN.
 pub fn perplexity(loss: f64) -> f64 {
-    loss.min(700.0).exp()
+    if loss.is_nan() { loss } else { loss.min(700.0).exp() }
 }

@@ -12,7 +12,7 @@ use phalanx_tensor::{Category, DType};
 use serde::Serialize;
 
 use crate::job::Job;
-use crate::{Result, TrainError, adapter, checkpoint};
+use crate::{Result, TrainError, adapter};
 
 /// What was exported.
 #[derive(Clone, Debug, Serialize)]
@@ -98,7 +98,7 @@ pub fn export(job: &mut Job, dir: &Path, dtype: StoredDType, max_shard_bytes: u6
     atomic::write_folder(dir, |tmp| -> Result<()> {
         save_weights(&job.rt, &job.model, tmp, dtype, max_shard_bytes, &|_: &Parameter| Ok(None))?;
         atomic::write_bytes(tmp.join("config.json"), format!("{config:#}\n").as_bytes())?;
-        checkpoint::copy_companions(&job.tokenizer_dir, tmp)
+        job.write_companions(tmp)
     })?;
     Ok(Exported {
         dtype: dtype.name(),

@@ -30,6 +30,8 @@ pub struct Job {
     pub adapters: Arc<AdapterSet>,
     /// Settings of the adapters, where there are any.
     pub lora: Option<LoraOptions>,
+    /// Adapters that were merged into the base model before the one that trains (none before [`Job::load`]).
+    pub merged_adapters: Vec<PathBuf>,
     /// Where tokenizer files come from.
     pub tokenizer_dir: PathBuf,
     /// The chat template trained with, once [`Job::template`] has chosen it; it is written beside the model, so that talking to the
@@ -103,6 +105,7 @@ impl Job {
             plan: Arc::new(plan),
             adapters: Arc::default(),
             lora,
+            merged_adapters: vec![],
             tokenizer_dir,
             chat_template: std::sync::OnceLock::new(),
             config,
@@ -128,9 +131,33 @@ impl Job {
     /// # Errors
     /// If a file is missing or damaged, or an id has no row.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let tokenizer = Tokenizer::from_dir(&self.tokenizer_dir)?;
+        let mut tokenizer = Tokenizer::from_dir(&self.tokenizer_dir)?;
         tokenizer.check_rows(self.model.config().vocab_size)?;
+        if let Some(path) = self.adapter_template() {
+            let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
+            tokenizer.set_chat_template(path.display().to_string(), text);
+        }
         Ok(tokenizer)
+    }
+
+    /// The template that the adapter in use was trained with: it goes before the base model's own.
+    fn adapter_template(&self) -> Option<PathBuf> {
+        let dirs = self.config.model.adapter_name_or_path.iter().rev();
+        dirs.map(|dir| dir.join("chat_template.jinja")).find(|path| path.is_file())
+    }
+
+    /// Puts the files of the tokenizer, and the template that belongs to the weights, beside them.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn write_companions(&self, dir: &Path) -> Result<()> {
+        crate::checkpoint::copy_companions(&self.tokenizer_dir, dir)?;
+        let template = match (self.chat_template.get(), self.adapter_template()) {
+            (Some(source), _) => source.clone(),
+            (None, Some(path)) => std::fs::read_to_string(&path).map_err(TrainError::io(&path))?,
+            (None, None) => return Ok(()),
+        };
+        Ok(phalanx_formats::atomic::write_bytes(dir.join("chat_template.jinja"), template.as_bytes())?)
     }
 
     /// The chat template, with what was assumed in sentences.
@@ -198,7 +225,7 @@ impl Job {
 
     fn load_adapters(&mut self, checkpoint: Option<&Path>) -> Result<()> {
         let training = self.lora.is_some();
-        let named = self.config.model.adapter_name_or_path.clone();
+        let named = with_what_they_stand_on(&self.config.model.adapter_name_or_path)?;
         // Only the last adapter stays an adapter; those before it, or all when a new one is made, are merged first. A checkpoint
         // stands for the one that trains, on the same merged base.
         let (last, merged) = match named.split_last() {
@@ -210,6 +237,8 @@ impl Job {
         for dir in merged {
             self.merge_adapter(dir)?;
         }
+        let whole = |dir: &PathBuf| std::fs::canonicalize(dir).map_err(TrainError::io(dir));
+        self.merged_adapters = merged.iter().map(whole).collect::<Result<_>>()?;
         let shapes = |name: &str| self.shape_of(name);
         match last {
             Some(dir) => {
@@ -317,6 +346,19 @@ impl Job {
         all.extend(self.adapters.parameters().into_iter().filter(Parameter::trainable));
         all
     }
+}
+
+/// Adapters in the order of their use, each after those that had been merged when it was trained.
+fn with_what_they_stand_on(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut all: Vec<PathBuf> = Vec::new();
+    for dir in named {
+        for needed in adapter::merged_before(dir)?.into_iter().chain([dir.clone()]) {
+            if !all.iter().any(|have| crate::resume::same(have, &needed)) {
+                all.push(needed);
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// The architecture that a configuration names.

@@ -48,18 +48,18 @@ fn anywhere(name: &str) -> String {
     if name.contains(['.', '*', '{']) { name.to_owned() } else { format!("**.{name}") }
 }
 
-/// `all`: every linear layer but the head; names and patterns as they are.
+/// `all`: every linear layer but the head; names and patterns beside it as they are.
 fn lora_targets(targets: &[String], sites: &[Site]) -> Vec<String> {
-    if targets.iter().any(|t| t == "all") {
-        return sites.iter().filter(|s| s.kind == "linear").map(|s| s.path.clone()).collect();
-    }
-    targets.iter().map(|t| anywhere(t)).collect()
+    let all = targets.iter().any(|t| t == "all");
+    let linear = sites.iter().filter(|s| all && s.kind == "linear").map(|s| s.path.clone());
+    // What is named beside `all` must exist too, and may be no linear layer: resolving says so.
+    linear.chain(targets.iter().filter(|t| *t != "all").map(|t| anywhere(t))).collect()
 }
 
 /// The last n blocks (n > 0) or the first −n, and in them the named modules or all.
 fn frozen_but(n: i64, modules: &[String], model: &ModelConfig) -> Result<Vec<String>> {
     let layers = model.num_hidden_layers as i64;
-    if n == 0 || n.abs() > layers {
+    if n == 0 || n.unsigned_abs() > layers as u64 {
         return Err(TrainError::setting(
             "freeze_trainable_layers",
             format!("{n} does not fit a model of {layers} blocks; use 1 to {layers}, or negative for the first ones"),

@@ -28,7 +28,12 @@ pub struct Start {
 }
 
 impl Start {
-    /// Removes what this run replaces. To be called when everything else has been checked, just before training: a mistake found
+    /// Begins at a checkpoint, or anew, and replaces nothing.
+    pub fn at(checkpoint: Option<PathBuf>) -> Start {
+        Start { checkpoint, ..Start::default() }
+    }
+
+    /// Removes what this run replaces. Called when everything else has been checked, just before the first step: a mistake found
     /// before costs nothing.
     ///
     /// # Errors
@@ -50,7 +55,14 @@ pub struct Claim(#[allow(dead_code, reason = "held for its lock")] fs::File);
 /// # Errors
 /// If another run holds it, or the folder cannot be made.
 pub fn claim(config: &Config) -> Result<Option<Claim>> {
-    let Some(dir) = config.train.output_dir.as_deref() else { return Ok(None) };
+    config.train.output_dir.as_deref().map_or(Ok(None), claim_folder)
+}
+
+/// As [`claim`], for a folder.
+///
+/// # Errors
+/// As [`claim`].
+pub fn claim_folder(dir: &Path) -> Result<Option<Claim>> {
     let unwritable = |e: std::io::Error| {
         TrainError::setting("output_dir", format!("{} cannot be written: {e}; name another folder", dir.display()))
     };
@@ -104,6 +116,10 @@ pub fn starting_point(config: &Config) -> Result<Start> {
     }
 }
 
+/// Keys that change which rows there are: a sample stream cannot be gone on with over others.
+const DATA_KEYS: [&str; 7] =
+    ["dataset", "eval_dataset", "val_size", "cutoff_len", "packing", "max_samples", "template"];
+
 /// Goes on from `checkpoint`, if the configuration is still that of the run. `strictly`: nobody asked for it by name.
 fn go_on(config: &Config, path: &Path, strictly: bool) -> Result<Start> {
     let state = checkpoint::read_state(path)?;
@@ -120,9 +136,12 @@ fn go_on(config: &Config, path: &Path, strictly: bool) -> Result<Start> {
         ));
     }
     if strictly && !numbers.is_empty() {
+        // Other data is refused later in any case.
+        let data = numbers.iter().any(|c| DATA_KEYS.contains(&c.key.as_str()));
+        let on = if data { "" } else { "resume_from_checkpoint=true goes on with the new settings, " };
         return refuse(format!(
             "the settings are not those of the run that is to go on: {}; set them as they were, or say what you want: \
-             resume_from_checkpoint: true goes on with the new settings, overwrite_output_dir: true starts anew in their place",
+             {on}overwrite_output_dir=true starts anew in their place",
             list(&numbers)
         ));
     }
@@ -325,7 +344,8 @@ fn names(paths: &[PathBuf]) -> String {
     text
 }
 
-fn same(a: &Path, b: &Path) -> bool {
+/// Whether both paths lead to the same place.
+pub(crate) fn same(a: &Path, b: &Path) -> bool {
     let real = |p: &Path| fs::canonicalize(if p.as_os_str().is_empty() { Path::new(".") } else { p });
     matches!((real(a), real(b)), (Ok(a), Ok(b)) if a == b)
 }

@@ -16,6 +16,7 @@ use crate::checkpoint::{self, Interval, RunState};
 use crate::evaluate::{evaluate, perplexity};
 use crate::job::{Job, data_options};
 use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
+use crate::resume::{Start, same};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::{LossCount, forward_backward, layout};
@@ -25,6 +26,8 @@ use crate::{Result, TrainError, adapter, model_output};
 pub trait Observer {
     /// A sentence.
     fn message(&mut self, text: &str);
+    /// Training begins: so many of so many steps are done.
+    fn begins(&mut self, _step: u64, _total: u64) {}
     /// A step was done; `logged` when it also went into the metrics.
     fn step(&mut self, step: &ProgressStep, logged: bool);
     /// A micro-batch was read: the numbers of its documents ([`phalanx_data::Batch::sample_ids`]).
@@ -118,7 +121,6 @@ struct Run<'a> {
     dir: PathBuf,
     started: Instant,
     seconds_before: f64,
-    skipped_in_a_row: u64,
     /// A save was due at a step that was skipped; it is made up for after the next good one.
     save_owed: bool,
     /// Last evaluation loss, and the step it was measured at.
@@ -127,7 +129,8 @@ struct Run<'a> {
     paused: f64,
 }
 
-/// Trains. `resume` is the checkpoint to go on from; `stop` is looked at after every step.
+/// Trains. `start` says where the run begins; what it replaces is removed only when weights, adapters, data and optimizer state have
+/// been found sound. `stop` is looked at after every step.
 ///
 /// # Errors
 /// Whatever is wrong with weights, data or disk; losses that stop being numbers.
@@ -135,21 +138,26 @@ pub fn train(
     job: &mut Job,
     corpus: Corpus,
     eval: Option<Corpus>,
-    resume: Option<&Path>,
+    start: &Start,
     stop: &AtomicBool,
     watch: &mut dyn Observer,
 ) -> Result<Finished> {
     let Some(dir) = job.config.train.output_dir.clone() else {
         return Err(TrainError::setting("output_dir", "is missing: name a folder for checkpoints and metrics"));
     };
-    let resumed = resume.map(checkpoint::read_state).transpose()?;
+    let resume = start.checkpoint.as_deref();
+    let mut resumed = resume.map(checkpoint::read_state).transpose()?;
+    if let Some((state, from)) = resumed.as_mut().zip(resume)
+        && !from.parent().is_some_and(|p| same(p, &dir))
+    {
+        // The best of another folder is not there to be kept or shipped.
+        state.best = None;
+    }
     let mut stream = Stream::new(corpus, StreamOptions::of(&data_options(&job.config)));
     if let Some(s) = &resumed {
         stream.resume(&s.stream)?;
     }
     job.load(resume)?;
-    std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
-    atomic::clean_stale(&dir)?;
     let t = &job.config.train;
     let options = AdamWOptions {
         beta1: t.adam_beta1 as f32,
@@ -170,6 +178,9 @@ pub fn train(
         optimizer.set_updates(s.updates);
     }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
+    start.clear()?;
+    std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
+    atomic::clean_stale(&dir)?;
     let files = RunFiles::open(&dir, &job.config, resumed.as_ref().map(|s| s.step))?;
     let mut state = resumed.unwrap_or_else(|| RunState {
         version: checkpoint::VERSION,
@@ -183,6 +194,8 @@ pub fn train(
         best: None,
         stream: stream.state(),
         interval: Interval::default(),
+        skipped_in_a_row: 0,
+        eval_owed: false,
         config: serde_json::Map::new(),
     });
     // From here on the run is the one that the present configuration describes.
@@ -204,7 +217,6 @@ pub fn train(
         dir,
         started: Instant::now(),
         seconds_before: state.seconds,
-        skipped_in_a_row: 0,
         save_owed: false,
         last_eval: None,
         paused: 0.0,
@@ -227,9 +239,19 @@ impl Run<'_> {
                 self.total
             ));
         }
+        watch.begins(self.state.step, self.total);
+        let pause = Instant::now();
         if t.eval_on_start && self.state.step == 0 {
             self.evaluate(stop, watch)?;
         }
+        if std::mem::take(&mut self.state.eval_owed) {
+            // The run was stopped in the midst of this evaluation; its step is saved already.
+            self.evaluate(stop, watch)?;
+            if due(t.save_strategy, t.save_steps, self.state.step, self.total, self.epoch_ends()) {
+                self.note_best();
+            }
+        }
+        self.paused += pause.elapsed().as_secs_f64();
         while self.state.step < self.total {
             let lr = self.schedule.at(self.state.step);
             let (loss, grad_norm, updated) = self.step(lr, watch)?;
@@ -264,14 +286,16 @@ impl Run<'_> {
                     loss.count
                 ));
             }
-            let epoch_ends = self.stream.rows_left() == self.stream.rows_per_epoch();
+            let epoch_ends = self.epoch_ends();
             let pause = Instant::now();
             if due(t.eval_strategy, t.eval_every(), step, self.total, epoch_ends) {
-                self.evaluate(stop, watch)?;
+                // After the last step there is no going on that could make up for it.
+                let never = AtomicBool::new(false);
+                self.evaluate(if last { &never } else { stop }, watch)?;
             }
             // After a broken step there is nothing new to keep, and a good checkpoint must not make room for it.
             self.save_owed |= due(t.save_strategy, t.save_steps, step, self.total, epoch_ends);
-            let saves = self.save_owed && self.skipped_in_a_row == 0;
+            let saves = self.save_owed && self.state.skipped_in_a_row == 0;
             let stopping = stop.load(Ordering::Relaxed);
             if saves || (last && t.save_strategy != Strategy::No) || stopping {
                 self.save_owed = false;
@@ -283,11 +307,12 @@ impl Run<'_> {
             }
             self.paused += pause.elapsed().as_secs_f64();
         }
-        if interrupted.is_none() && self.skipped_in_a_row > 0 {
+        if interrupted.is_none() && self.state.skipped_in_a_row > 0 {
             // The end of the run changed nothing any more: that is no success.
             return Err(self.not_finite());
         }
-        if interrupted.is_none() && self.job.config.method.do_eval {
+        let evaluated = self.last_eval.is_some_and(|(_, step)| step == self.state.step);
+        if interrupted.is_none() && self.job.config.method.do_eval && !evaluated {
             self.evaluate(stop, watch)?;
         }
         self.finish(interrupted, watch)
@@ -306,7 +331,7 @@ impl Run<'_> {
             self.state.label_tokens += batch.num_targets as u64;
             window.add(forward_backward(&self.job.model, &env, &batch)?);
             // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
-            if self.stream.rows_left() == self.stream.rows_per_epoch() {
+            if self.epoch_ends() {
                 break;
             }
         }
@@ -316,14 +341,14 @@ impl Run<'_> {
         if window.count == 0 || (!finite && self.job.config.run.nan_guard) {
             self.optimizer.zero_grad();
             self.state.skipped += 1;
-            self.skipped_in_a_row += u64::from(!finite);
-            if !finite && self.skipped_in_a_row >= self.job.config.run.max_skipped_steps {
+            self.state.skipped_in_a_row += u64::from(!finite);
+            if !finite && self.state.skipped_in_a_row >= self.job.config.run.max_skipped_steps {
                 self.state.step += 1;
                 return Err(self.not_finite());
             }
             return Ok((window, norm, false));
         }
-        self.skipped_in_a_row = 0;
+        self.state.skipped_in_a_row = 0;
         self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
@@ -331,7 +356,12 @@ impl Run<'_> {
 
     fn not_finite(&self) -> TrainError {
         let last = checkpoint::list(&self.dir).pop().map_or("none".into(), |(_, p)| p.display().to_string());
-        TrainError::NotFinite { step: self.state.step, skipped: self.skipped_in_a_row, checkpoint: last }
+        TrainError::NotFinite { step: self.state.step, skipped: self.state.skipped_in_a_row, checkpoint: last }
+    }
+
+    /// Whether the stream stands between two epochs.
+    fn epoch_ends(&self) -> bool {
+        self.stream.rows_left() == self.stream.rows_per_epoch()
     }
 
     fn epoch(&self) -> f64 {
@@ -360,8 +390,11 @@ impl Run<'_> {
         let Some(eval) = &self.eval else { return Ok(()) };
         let started = Instant::now();
         let rows = self.job.config.train.per_device_eval_batch_size;
-        // Someone who stops the run wants it saved, not evaluated to the end.
-        let Some(loss) = evaluate(&self.job.model, &self.env, eval, rows, stop)? else { return Ok(()) };
+        // Someone who stops the run wants it saved, not evaluated to the end: the run that goes on makes up for it.
+        let Some(loss) = evaluate(&self.job.model, &self.env, eval, rows, stop)? else {
+            self.state.eval_owed = self.state.step > 0;
+            return Ok(());
+        };
         let mean = loss.mean();
         let entry = Entry::new(self.state.step, self.epoch())
             .with("eval_loss", mean)
@@ -374,10 +407,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Writes `checkpoint-STEP`, whole or not at all. `interrupted`: the run is to go on from it, whatever `save_only_model` says.
-    fn save(&mut self, interrupted: bool, watch: &mut dyn Observer) -> Result<PathBuf> {
-        let t = &self.job.config.train;
-        // The best is the best that is kept: an evaluation counts where its step is saved too.
+    /// The best is the best that is kept: an evaluation counts where its step is saved too.
+    fn note_best(&mut self) {
         if let Some((mean, step)) = self.last_eval
             && step == self.state.step
             && mean.is_finite()
@@ -385,6 +416,12 @@ impl Run<'_> {
         {
             self.state.best = Some((mean, step));
         }
+    }
+
+    /// Writes `checkpoint-STEP`, whole or not at all. `interrupted`: the run is to go on from it, whatever `save_only_model` says.
+    fn save(&mut self, interrupted: bool, watch: &mut dyn Observer) -> Result<PathBuf> {
+        let t = &self.job.config.train;
+        self.note_best();
         self.state.stream = self.stream.state();
         self.trainer_state();
         let path = self.dir.join(format!("checkpoint-{}", self.state.step));
@@ -419,6 +456,8 @@ impl Run<'_> {
         s.eval_steps = t.eval_steps.unwrap_or(Steps::Count(0)).of(self.total);
         s.train_batch_size = t.per_device_train_batch_size as u64;
         s.num_input_tokens_seen = self.state.tokens;
+        s.total_flos =
+            self.job.model.config().train_flops_per_token(self.job.config.data.cutoff_len) * self.state.tokens as f64;
         s.best_metric = self.state.best.map(|(b, _)| b);
         s.best_global_step = self.state.best.map(|(_, step)| step);
         s.best_model_checkpoint =
@@ -434,7 +473,8 @@ impl Run<'_> {
                 let beside: Vec<_> = job.model.parameters().into_iter().filter(Parameter::trainable).collect();
                 let saved = beside.into_iter().map(|p| Ok((p.clone(), exact(&p)?))).collect::<Result<Vec<_>>>()?;
                 let base = job.config.model.model_name_or_path.clone().unwrap_or_default();
-                adapter::save(rt, dir, &job.adapters, options, &saved, &base, &job.model)?;
+                let stands_on = adapter::StandsOn { model: &base, merged: &job.merged_adapters };
+                adapter::save(rt, dir, &job.adapters, options, &saved, &stands_on, &job.model)?;
             }
             None => {
                 let dtype = StoredDType::F32;
@@ -447,11 +487,7 @@ impl Run<'_> {
                 atomic::write_bytes(dir.join("config.json"), format!("{config:#}\n").as_bytes())?;
             }
         }
-        checkpoint::copy_companions(&job.tokenizer_dir, dir)?;
-        match job.chat_template.get() {
-            Some(source) => Ok(atomic::write_bytes(dir.join("chat_template.jinja"), source.as_bytes())?),
-            None => Ok(()),
-        }
+        job.write_companions(dir)
     }
 
     fn finish(mut self, interrupted: Option<PathBuf>, watch: &mut dyn Observer) -> Result<Finished> {

@@ -18,6 +18,9 @@ impl phalanx_train::trainer::Observer for Show {
     fn message(&mut self, text: &str) {
         self.0.message(text);
     }
+    fn begins(&mut self, step: u64, total: u64) {
+        self.0.begins(step, total);
+    }
     fn step(&mut self, step: &phalanx_report::Step, logged: bool) {
         self.0.step(step, logged);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use phalanx_config::{Purpose, Stage};
+use phalanx_config::{InferDtype, Purpose, Stage};
 use phalanx_data::prepare;
 use phalanx_nn::{Batch, Env};
 use phalanx_train::evaluate::{evaluate, perplexity};
@@ -15,7 +15,13 @@ use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
     let c = configured::read(args, Purpose::Eval)?;
-    let mut job = Job::prepare(c.config, Use::Infer)?;
+    configured::note_forgotten(&c.config);
+    let mut config = c.config;
+    if config.train.bf16 && !config.is_set("infer_dtype") {
+        // As the evaluation inside a training run of this file.
+        config.model.infer_dtype = InferDtype::Bfloat16;
+    }
+    let mut job = Job::prepare(config, Use::Infer)?;
     let tokenizer = job.tokenizer()?;
     let template = match job.config.method.stage {
         Stage::Pt => None,
@@ -41,6 +47,9 @@ pub fn run(args: &[String]) -> Result<Outcome> {
         return Ok(Outcome::Interrupted);
     };
     let mean = loss.mean();
+    if !mean.is_finite() {
+        return Err(format!("the loss is {mean}: the weights are damaged or come from a run that diverged").into());
+    }
     if c.json {
         out::line(
             json!({"eval_loss": mean, "eval_perplexity": perplexity(mean), "label_tokens": loss.count, "rows": corpus.rows_per_epoch()}),

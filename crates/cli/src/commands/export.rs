@@ -13,7 +13,7 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let c = configured::read(args, Purpose::Export)?;
     let Some(dir) = c.config.export.export_dir.clone() else { return Err("export_dir is missing".into()) };
     let mut config = c.config;
-    refuse_forgotten_adapter(&config)?;
+    refuse_forgotten(&config)?;
     // Whatever is generated with, merging is done on exact weights.
     config.model.infer_dtype = phalanx_config::InferDtype::Float32;
     let mut job = Job::prepare(config, Use::Infer)?;
@@ -43,13 +43,16 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A training file names the adapter's settings but not the adapter: exporting by it alone would ship the untrained base.
-fn refuse_forgotten_adapter(config: &Config) -> Result<()> {
-    let lora = config.is_set("finetuning_type") && config.method.finetuning_type == FinetuningType::Lora;
-    let trained = config.train.output_dir.as_ref().filter(|d| d.join("adapter_config.json").is_file());
-    if !config.model.adapter_name_or_path.is_empty() || (!lora && trained.is_none()) {
-        return Ok(());
+/// A training file names what was trained on, and not its result: exporting by it alone would ship the untrained base.
+fn refuse_forgotten(config: &Config) -> Result<()> {
+    if let Some(f) = configured::forgotten(config) {
+        return Err(format!("{}: is not what was trained; to export that, set {}", f.key, f.mend).into());
     }
-    let dir = trained.map_or_else(|| "DIR".to_owned(), |d| d.display().to_string());
-    Err(format!("adapter_name_or_path: is missing, so the base model would be exported without what was trained; add adapter_name_or_path={dir}").into())
+    let lora = config.is_set("finetuning_type") && config.method.finetuning_type == FinetuningType::Lora;
+    if lora && config.model.adapter_name_or_path.is_empty() {
+        let what =
+            "is missing, so the base model would be exported without what was trained; add adapter_name_or_path=DIR";
+        return Err(format!("adapter_name_or_path: {what}").into());
+    }
+    Ok(())
 }

@@ -49,6 +49,7 @@ pub fn load(choice: &ModelChoice) -> Result<Loaded> {
     }
     config.run.threads = choice.threads.or(config.run.threads);
     config.check_for(Purpose::Generate)?;
+    super::configured::note_forgotten(&config);
     let mut job = Job::prepare(config, Use::Infer)?;
     let defaults = GenerationDefaults::from_folder(&job.tokenizer_dir)?;
     job.load(None)?;

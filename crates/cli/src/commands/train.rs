@@ -22,10 +22,12 @@ use crate::outcome::{Outcome, Result};
 
 pub fn run(args: &[String]) -> Result<Outcome> {
     let c = configured::read(args, Purpose::Train)?;
-    let _claim = claim(&c.config)?;
-    let start = starting_point(&c.config)?;
+    // Looked at before it is claimed: a folder that is refused stays as it is.
+    starting_point(&c.config)?;
     let mut job = Job::prepare(c.config, Use::Train)?;
     let tokenizer = job.tokenizer()?;
+    let _claim = claim(&job.config)?;
+    let start = starting_point(&job.config)?;
     phalanx_train::disk::check_space(&job)?;
     let stop = Arc::new(AtomicBool::new(false));
     let plain = c.plain || job.config.train.disable_tqdm == Some(true);
@@ -47,8 +49,7 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     data.messages.iter().for_each(|m| watch.message(m));
     describe(&job, &data, &mut watch);
     interrupts(&stop)?;
-    start.clear()?;
-    let finished = trainer::train(&mut job, data.train, data.eval, start.checkpoint.as_deref(), &stop, &mut watch)?;
+    let finished = trainer::train(&mut job, data.train, data.eval, &start, &stop, &mut watch)?;
     watch.finish();
     let interrupted = finished.interrupted.is_some();
     conclude(&job, finished, args, &mut watch);
@@ -60,8 +61,11 @@ fn describe(job: &Job, data: &phalanx_data::Prepared, watch: &mut Watch) {
     let all = job.model.config().num_params();
     let method = method_name(&job.config);
     let t = &job.config.train;
-    let what = if trained == 0 {
-        format!("{method} adapters beside {}", count(all))
+    let what = if let Some(o) = &job.lora {
+        let adapted = job.plan.modules.iter().filter(|(_, m)| m.adapter);
+        let shapes = adapted.filter_map(|(path, _)| job.shape_of(&format!("{path}.weight")));
+        let adapters: usize = shapes.map(|s| s.iter().sum::<usize>().saturating_mul(o.rank)).sum();
+        format!("{method}, {} trained beside {}", count(trained + adapters), count(all))
     } else {
         format!("{method}, {} of {}", count(trained), count(all))
     };

@@ -31,8 +31,10 @@ pub fn interrupts(stop: &Arc<AtomicBool>) -> Result<()> {
         for signal in signals.forever() {
             if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 stop.store(true, Ordering::Relaxed);
-                complain("\nstopping when this step is done, and saving; once more ends at once and saves nothing");
+                // The bar draws itself anew over its own two lines: leave it an empty one.
+                complain("\nstopping when this step is done, and saving; once more ends at once and saves nothing\n");
             } else if signal != SIGHUP {
+                complain("\nended at once; what was done since the last checkpoint is lost");
                 signal_hook::low_level::exit(128 + signal);
             }
         }
@@ -105,6 +107,12 @@ impl Observer for Watch {
             (_, true) => self.event(&json!({"event": "message", "text": text})),
             (Some(p), _) => p.line(text),
             (None, _) => complain(text),
+        }
+    }
+
+    fn begins(&mut self, step: u64, total: u64) {
+        if !self.json {
+            self.progress.get_or_insert_with(|| Progress::new(total, self.plain)).begin(step, total);
         }
     }
 

@@ -55,7 +55,7 @@ section! {
         /// Share of the adapters' inputs that is dropped while training.
         pub lora_dropout: f64 = 0.0,
         /// Modules that get an adapter: `all` (every linear layer but the output projection), names between commas
-        /// (`q_proj,v_proj`), or patterns with `{*}` (`model.layers.{0-3}.mlp.{*}`).
+        /// (`q_proj,v_proj`), or patterns (`model.layers.{0-3}.mlp.*`).
         pub lora_target: Vec<String> = vec!["all".into()],
         /// Scale by `lora_alpha / sqrt(lora_rank)` instead (rank-stabilised LoRA, arXiv:2312.03732).
         pub use_rslora: bool = false,

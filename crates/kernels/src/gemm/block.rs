@@ -1,6 +1,6 @@
 //! Caches: packing blocks of the operands into panels, and multiplying packed blocks tile by tile.
 
-use super::tile::{Src, Tile};
+use super::tile::{Panel, Side, Src, Tile};
 use crate::Mat;
 
 /// An operand as the packing sees it: op(A)[i, p] or op(B)[p, i], with i along the panel and p along k.
@@ -10,6 +10,8 @@ pub(crate) struct Operand {
     ld: usize,
     /// Whether memory rows run along k: element (i, p) lies at i·ld + p; else at p·ld + i.
     k_contiguous: bool,
+    /// The most parts that a value may be split into (see [`Tile::planes`]).
+    most_planes: usize,
 }
 
 // SAFETY: a read-only view; `gemm` keeps the borrow behind it alive until every task is done.
@@ -23,7 +25,22 @@ impl Operand {
             Mat::F32(x) => Src::F32(x.as_ptr()),
             Mat::Bf16(x) => Src::Bf16(x.as_ptr()),
         };
-        Operand { src, ld, k_contiguous }
+        Operand { src, ld, k_contiguous, most_planes: 3 }
+    }
+
+    /// The parts that a value is packed as.
+    pub(crate) fn planes<T: Tile>(&self) -> usize {
+        T::planes(self.src, self.most_planes)
+    }
+
+    /// The f32 that `values` packed values take.
+    pub(crate) fn room<T: Tile>(&self, values: usize) -> usize {
+        T::room(values, self.planes::<T>())
+    }
+
+    /// A packed panel of this operand.
+    pub(crate) fn panel<T: Tile>(&self, at: *const f32) -> Panel {
+        Panel { at, planes: self.planes::<T>() }
     }
 
     /// How far apart the rows lie, if memory rows run along k.
@@ -41,27 +58,34 @@ impl Operand {
     }
 
     /// Packs rows `i0..i0+count`, steps `p0..p0+k`, into panels of `panel` rows; a narrower last panel is padded with zeros to
-    /// a multiple of `lanes`.
+    /// a multiple of `lanes`, as k is to K_UNIT.
     ///
     /// # Safety
-    /// The ranges lie in the operand; `dst` takes `count` rounded up to `lanes`, times `k` values; the processor has the
-    /// instruction set of `T`.
+    /// The ranges lie in the operand; `dst` takes `count` rounded up to `lanes`, times `k` rounded up to K_UNIT values; the
+    /// processor has the instruction set of `T`.
     pub(crate) unsafe fn pack<T: Tile>(
         &self,
         (i0, count): (usize, usize),
         (p0, k): (usize, usize),
-        (panel, lanes): (usize, usize),
+        side: Side,
         dst: *mut f32,
     ) {
-        // SAFETY: all parts of what the caller promises; the panels before the one at i are full, so it starts at i·k.
+        let (panel, lanes) = match side {
+            Side::A => (T::MR, T::ROW_LANES),
+            Side::B => (T::NR, T::LANES),
+        };
+        let form = (self.planes::<T>(), side);
+        let padded = k.next_multiple_of(T::K_UNIT);
+        // SAFETY: all parts of what the caller promises; the panels before the one at i are full, so it starts at i·padded.
         unsafe {
             if !self.k_contiguous {
-                return T::pack_along(self.src.add(p0 * self.ld + i0), self.ld, count, k, panel, lanes, dst);
+                return T::pack_along(self.src.add(p0 * self.ld + i0), self.ld, count, k, panel, lanes, form, dst);
             }
             for i in (0..count).step_by(panel) {
                 let rows = panel.min(count - i);
                 let src = self.src.add((i0 + i) * self.ld + p0);
-                T::pack_across(src, self.ld, rows, k, rows.next_multiple_of(lanes), dst.add(i * k));
+                let dst = dst.add(self.room::<T>(i * padded));
+                T::pack_across(src, self.ld, rows, k, rows.next_multiple_of(lanes), form, dst);
             }
         }
     }
@@ -110,30 +134,35 @@ impl Finish {
 /// C[m, n] = (C or 0) + A·B over packed blocks of depth `k`, then `finish` if the sums are complete.
 ///
 /// # Safety
-/// `a` and `b` are packed with panels of T::MR (unpadded) and T::NR (padded to T::LANES), all of depth `k`; `c` has `m` rows of
+/// `a` and `b` are packed with panels of T::MR (padded to T::ROW_LANES) and T::NR (padded to T::LANES), all of depth `k`; `c` has `m` rows of
 /// `n` elements at stride `ldc`, which nobody else touches; the processor has the instruction set of `T`.
 pub(crate) unsafe fn multiply<T: Tile>(
     (m, n, k): (usize, usize, usize),
-    a: *const f32,
-    b: *const f32,
+    a: Panel,
+    b: Panel,
     c: *mut f32,
     ldc: usize,
     from_c: bool,
     finish: Option<Finish>,
 ) {
+    let padded = k.next_multiple_of(T::K_UNIT);
     // A panel of B stays in the first-level cache while the block of A, from the second, passes by.
-    for j in (0..n).step_by(T::NR) {
-        let nr = T::NR.min(n - j);
-        for i in (0..m).step_by(T::MR) {
-            let mr = T::MR.min(m - i);
-            // SAFETY: the tile is a part of C; the panels before are full, so these start at i·k and j·k.
-            unsafe {
-                let tile = c.add(i * ldc + j);
-                T::multiply(mr, nr, k, a.add(i * k), b.add(j * k), tile, ldc, from_c);
-                if let Some(f) = finish {
-                    f.at_column(j).apply(tile, ldc, mr, nr);
+    let all = || {
+        for j in (0..n).step_by(T::NR) {
+            let nr = T::NR.min(n - j);
+            for i in (0..m).step_by(T::MR) {
+                let mr = T::MR.min(m - i);
+                // SAFETY: the tile is a part of C; the panels before are full, so these start at i·padded and j·padded.
+                unsafe {
+                    let tile = c.add(i * ldc + j);
+                    T::multiply(mr, nr, k, a.after::<T>(i * padded), b.after::<T>(j * padded), tile, ldc, from_c);
+                    if let Some(f) = finish {
+                        f.at_column(j).apply(tile, ldc, mr, nr);
+                    }
                 }
             }
         }
-    }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { T::multiply_block(all) }
 }

@@ -7,9 +7,9 @@
 
 use super::block::{Finish, Operand, multiply};
 use super::narrow;
-use super::tile::{Tile, portable::Portable};
+use super::tile::{Side, Tile, portable::Portable};
 #[cfg(target_arch = "x86_64")]
-use super::tile::{avx2::Avx2, avx512::Avx512};
+use super::tile::{amx::Amx, avx2::Avx2, avx512::Avx512};
 use crate::team::SendPtr;
 use crate::{Device, Isa, Result};
 
@@ -45,6 +45,7 @@ impl Blocking {
             narrow_kc: 512,
         };
         match isa {
+            Isa::Amx => Blocking { kc: 384, mc: 256, narrow_kc: 512, ..other },
             Isa::Avx512 => Blocking { kc: 768, mc: 96, narrow_kc: 1024, ..other },
             Isa::Avx2 | Isa::Portable => other,
         }
@@ -77,6 +78,8 @@ pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) -> Result<()>
     // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
     unsafe {
         match dev.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => run_tile::<Amx>(dev, p, by),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => run_tile::<Avx512>(dev, p, by),
             #[cfg(target_arch = "x86_64")]
@@ -114,6 +117,8 @@ pub(crate) unsafe fn run_groups(
     unsafe {
         match dev.isa() {
             #[cfg(target_arch = "x86_64")]
+            Isa::Amx => narrow::run::<Amx>(dev, offsets, group, by),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => narrow::run::<Avx512>(dev, offsets, group, by),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => narrow::run::<Avx2>(dev, offsets, group, by),
@@ -140,14 +145,15 @@ pub(super) fn even(len: usize, most: usize, unit: usize) -> usize {
 /// # Safety
 /// As [`run_tile`].
 unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) -> Result<()> {
-    let kc = even(p.k, by.kc, 16);
+    let kc = even(p.k, by.kc, T::K_UNIT.max(16));
     let k_stretch = even(p.k, (by.stretch / p.n).clamp(kc, 8 * kc) / kc * kc, kc);
     let nc = even(p.n, (by.stretch / k_stretch).max(T::NR), T::NR);
     let threads = dev.team().threads();
     let blocks = p.m.div_ceil(by.mc).next_multiple_of(threads);
     let mc = even(p.m, p.m.div_ceil(blocks), T::MR);
-    dev.scratch().reserve(mc * kc)?;
-    let mut packed = dev.scratch().packed().take(k_stretch * nc.next_multiple_of(T::LANES))?;
+    let a_room = p.a.room::<T>(mc.next_multiple_of(T::ROW_LANES) * kc);
+    dev.scratch().reserve(a_room)?;
+    let mut packed = dev.scratch().packed().take(p.b.room::<T>(k_stretch * nc.next_multiple_of(T::LANES)))?;
     let packed = SendPtr(packed.as_mut_ptr());
     for j0 in (0..p.n).step_by(nc) {
         let n = nc.min(p.n - j0);
@@ -161,24 +167,25 @@ unsafe fn wide<T: Tile>(dev: &Device, p: &Product, by: &Blocking) -> Result<()> 
                 let k = kc.min(depth - p0);
                 // SAFETY: panels inside B; each task writes its own panels of the stretch, which holds depth × n_padded.
                 unsafe {
-                    let dst = packed.get().add(p0 * n_padded + j * k);
-                    p.b.pack::<T>((j0 + j, group.min(n - j)), (k0 + p0, k), (T::NR, T::LANES), dst);
+                    let before = p0 * n_padded + j * k.next_multiple_of(T::K_UNIT);
+                    let dst = packed.get().add(p.b.room::<T>(before));
+                    p.b.pack::<T>((j0 + j, group.min(n - j)), (k0 + p0, k), Side::B, dst);
                 }
             });
             dev.team().run(p.m.div_ceil(mc), &|task, worker| {
-                let (i, mut space) = (task * mc, dev.scratch().worker(worker, mc * kc));
+                let (i, mut space) = (task * mc, dev.scratch().worker(worker, a_room));
                 let (m, a) = (mc.min(p.m - i), space.as_mut_ptr());
                 for p0 in (0..depth).step_by(kc) {
                     let k = kc.min(depth - p0);
                     let last = k0 + p0 + k == p.k;
-                    // SAFETY: rows i..i+m and columns j0..j0+n of C belong to this task alone; `a` holds mc × kc values; the
+                    // SAFETY: rows i..i+m and columns j0..j0+n of C belong to this task alone; `a` has room for mc × kc values; the
                     // stretch was packed by the run before.
                     unsafe {
-                        p.a.pack::<T>((i, m), (k0 + p0, k), (T::MR, 1), a);
+                        p.a.pack::<T>((i, m), (k0 + p0, k), Side::A, a);
                         multiply::<T>(
                             (m, n, k),
-                            a,
-                            packed.get().add(p0 * n_padded),
+                            p.a.panel::<T>(a),
+                            p.b.panel::<T>(packed.get()).after::<T>(p0 * n_padded),
                             p.c.get().add(i * p.n + j0),
                             p.n,
                             p.from_c || k0 + p0 > 0,

@@ -13,6 +13,14 @@ pub mod plain;
 mod tests;
 mod tile;
 
+/// Whether this process may use AMX.
+pub(crate) fn amx_available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tile::amx::available();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 use self::block::{Finish, Operand};
 pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;

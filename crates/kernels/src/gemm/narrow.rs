@@ -5,7 +5,7 @@
 
 use super::block::multiply;
 use super::kernel::{Blocking, Product, even};
-use super::tile::Tile;
+use super::tile::{Panel, Side, Tile};
 use crate::team::SendPtr;
 use crate::{Device, Result};
 
@@ -25,24 +25,31 @@ pub(super) unsafe fn run<T: Tile>(
     }
     // The groups differ in M only.
     let Product { n, k, .. } = group(0);
-    let kc = even(k, by.narrow_kc, 16);
+    let kc = even(k, by.narrow_kc, T::K_UNIT.max(16));
     let narrow = |g: usize| {
         let m = offsets[g + 1] - offsets[g];
         m > 0 && by.is_narrow(m, k, true)
     };
-    let rows = offsets[groups] - offsets[0];
-    dev.scratch().reserve(panel_len::<T>(kc))?;
-    let mut packed = dev.scratch().packed().take(rows * k)?;
+    // Before group g: its first row, and room for padding each group before it.
+    let row = |g: usize| (offsets[g] - offsets[0] + g * (T::ROW_LANES - 1)) / T::ROW_LANES * T::ROW_LANES;
+    let (first, rows, padded) = (group(0), row(groups), k.next_multiple_of(T::K_UNIT));
+    let b_room = (0..groups).map(|g| group(g).b.room::<T>(kc * T::NR.next_multiple_of(T::LANES))).max().unwrap_or(0);
+    dev.scratch().reserve(b_room)?;
+    let mut packed = dev.scratch().packed().take(first.a.room::<T>(rows * padded))?;
     let base = SendPtr(packed.as_mut_ptr());
-    let a = |g: usize| base.get().wrapping_add((offsets[g] - offsets[0]) * k);
+    let a = |g: usize| base.get().wrapping_add(first.a.room::<T>(row(g) * padded));
 
+    // Few rows stay where they are while B streams past them.
+    let streams = |p: &Product| p.m <= T::STREAM_ROWS && p.b.along_k().is_some();
+    let side = |p: &Product| if streams(p) { T::STREAM_SIDE } else { Side::A };
     let blocks = k.div_ceil(kc);
     let pack = |task: usize| {
         let (g, p0) = (task / blocks, task % blocks * kc);
         if narrow(g) {
             let p = group(g);
+            let before = p.a.room::<T>(p0 * p.m.next_multiple_of(T::ROW_LANES));
             // SAFETY: a block of k of the group's rows, packed into its own place by this task alone.
-            unsafe { p.a.pack::<T>((0, p.m), (p0, kc.min(k - p0)), (T::MR, 1), a(g).add(p0 * p.m)) };
+            unsafe { p.a.pack::<T>((0, p.m), (p0, kc.min(k - p0)), side(&p), a(g).add(before)) };
         }
     };
     if rows * k < SMALL {
@@ -64,17 +71,12 @@ pub(super) unsafe fn run<T: Tile>(
         // SAFETY: these columns of the group's rows of C belong to this task alone; its rows of A were packed before.
         unsafe {
             match p.b.along_k() {
-                Some(ldb) if p.m <= T::STREAM_ROWS => stream::<T>(&p, a(g), ldb, columns),
-                _ => panel_by_panel::<T>(dev, &p, a(g), kc, columns, worker),
+                Some(ldb) if streams(&p) => stream::<T>(&p, p.a.panel::<T>(a(g)), ldb, columns),
+                _ => panel_by_panel::<T>(dev, &p, p.a.panel::<T>(a(g)), kc, columns, worker),
             }
         }
     });
     Ok(())
-}
-
-/// Room for one panel of B of `kc` steps.
-fn panel_len<T: Tile>(kc: usize) -> usize {
-    kc * T::NR.next_multiple_of(T::LANES)
 }
 
 /// Values of A up to which packing is not worth waking the team.
@@ -85,12 +87,13 @@ const SMALL: usize = 1 << 16;
 unsafe fn panel_by_panel<T: Tile>(
     dev: &Device,
     p: &Product,
-    a: *const f32,
+    a: Panel,
     kc: usize,
     columns: std::ops::Range<usize>,
     worker: usize,
 ) {
-    let mut space = dev.scratch().worker(worker, panel_len::<T>(kc));
+    let rows = p.m.next_multiple_of(T::ROW_LANES);
+    let mut space = dev.scratch().worker(worker, p.b.room::<T>(kc * T::NR.next_multiple_of(T::LANES)));
     let b = space.as_mut_ptr();
     for j in columns.clone().step_by(T::NR) {
         let n = T::NR.min(columns.end - j);
@@ -99,9 +102,10 @@ unsafe fn panel_by_panel<T: Tile>(
             let finish = p.finish.filter(|_| p0 + k == p.k).map(|f| f.at_column(j));
             // SAFETY: columns j..j+n; `b` holds a panel of kc steps.
             unsafe {
-                p.b.pack::<T>((j, n), (p0, k), (T::NR, T::LANES), b);
+                p.b.pack::<T>((j, n), (p0, k), Side::B, b);
                 let c = p.c.get().add(j);
-                multiply::<T>((p.m, n, k), a.add(p0 * p.m), b, c, p.n, p.from_c || p0 > 0, finish);
+                let (a, b) = (a.after::<T>(p0 * rows), p.b.panel::<T>(b));
+                multiply::<T>((p.m, n, k), a, b, c, p.n, p.from_c || p0 > 0, finish);
             }
         }
     }
@@ -109,12 +113,13 @@ unsafe fn panel_by_panel<T: Tile>(
 
 /// # Safety
 /// As [`panel_by_panel`]; M is at most T::STREAM_ROWS, and B lies along k with stride `ldb`.
-unsafe fn stream<T: Tile>(p: &Product, a: *const f32, ldb: usize, columns: std::ops::Range<usize>) {
+unsafe fn stream<T: Tile>(p: &Product, a: Panel, ldb: usize, columns: std::ops::Range<usize>) {
     let (j, n) = (columns.start, columns.len());
     // SAFETY: the caller's promise. One panel of m ≤ MR rows lies the same in memory however k was cut for packing it.
     unsafe {
         let c = p.c.get().add(j);
-        T::stream((p.m, n, p.k), a, p.b.row(j), ldb, c, p.n, p.from_c);
+        let b = (p.b.row(j), p.b.planes::<T>());
+        T::multiply_block(|| T::stream((p.m, n, p.k), a, b, ldb, c, p.n, p.from_c));
         if let Some(f) = p.finish {
             f.at_column(j).apply(c, p.n, p.m, n);
         }

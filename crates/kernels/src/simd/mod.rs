@@ -193,7 +193,7 @@ macro_rules! simd_fn {
             match isa {
                 // SAFETY: an Isa comes from a Device, which checked that the processor has it.
                 #[cfg(target_arch = "x86_64")]
-                $crate::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::Isa::Avx512 | $crate::Isa::Amx => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::Isa::Avx2 => unsafe { avx2($($arg),*) },

@@ -6,10 +6,11 @@ use phalanx_models::{StoredDType, logits};
 use phalanx_nn::{Batch, Cx, Env};
 use phalanx_tensor::{Category, DType};
 use phalanx_testkit::rel_norm;
-use phalanx_train::adapter;
+use phalanx_train::adapter::{self, StandsOn};
 use phalanx_train::export::export;
 use phalanx_train::job::{Job, Use};
 use phalanx_train::optimizer::{AdamW, AdamWOptions};
+use phalanx_train::resume::Start;
 
 use crate::common::{Bench, bits, metrics, prepared, run, value, weights, write_model};
 
@@ -60,7 +61,7 @@ fn training_moves_only_adapters_and_what_is_named() {
         assert_eq!(q.value().unwrap().dtype(), frozen);
         let flag = std::sync::atomic::AtomicBool::new(false);
         let mut watch = crate::common::Watch::default();
-        phalanx_train::trainer::train(&mut job, data.train, None, None, &flag, &mut watch).unwrap();
+        phalanx_train::trainer::train(&mut job, data.train, None, &Start::default(), &flag, &mut watch).unwrap();
         for (old, values) in before {
             // Loading again inside `train` gave the parameters new values; names tell them apart.
             let now = job.model.parameters().into_iter().find(|p| p.name() == old.name()).unwrap();
@@ -143,7 +144,16 @@ fn a_folder_comes_back_as_it_was() {
     assert_eq!(job.lora.unwrap().scale(4), 8.0 / 2.0, "alpha / √rank");
     let again = bench.out("again");
     std::fs::create_dir(&again).unwrap();
-    adapter::save(&job.rt, &again, &job.adapters, &job.lora.unwrap(), &[], "base", &job.model).unwrap();
+    adapter::save(
+        &job.rt,
+        &again,
+        &job.adapters,
+        &job.lora.unwrap(),
+        &[],
+        &StandsOn { model: "base", merged: &[] },
+        &job.model,
+    )
+    .unwrap();
     crate::common::assert_same_weights(&dir, &again);
     let read = |d: &std::path::Path| -> serde_json::Value {
         serde_json::from_str(&std::fs::read_to_string(d.join("adapter_config.json")).unwrap()).unwrap()
@@ -247,6 +257,32 @@ fn a_rank_that_is_not_the_adapters_is_told() {
     assert!(e.contains("lora_rank") && e.contains("is 7") && e.contains("create_new_adapter"), "{e}");
     load("lora_rank: 7\ncreate_new_adapter: true\n").unwrap();
     load("").unwrap();
+}
+
+/// A second adapter, begun on the base model merged with a first one, is right on that merged model only, and remembers it.
+#[test]
+fn an_adapter_brings_what_it_stands_on() {
+    let bench = Bench::new("stands-on", 6);
+    run(bench.config("first", LORA), None).unwrap();
+    let first = bench.out("first").display().to_string();
+    let keys = format!("{LORA}adapter_name_or_path: {first}\ncreate_new_adapter: true\n");
+    run(bench.config("second", &keys), None).unwrap();
+    let second = bench.out("second").display().to_string();
+    let both = job_logits(&infer(&bench, &format!("{first}, {second}")), true);
+    let alone = job_logits(&infer(&bench, &second), true);
+    assert_eq!(bits(&alone), bits(&both));
+    assert_ne!(bits(&alone), bits(&job_logits(&infer(&bench, &first), true)));
+    // A third, in a run that is stopped and goes on.
+    let keys = format!("{LORA}adapter_name_or_path: {second}\ncreate_new_adapter: true\nsave_steps: 1\n");
+    run(bench.config("third", &keys), Some(1)).unwrap();
+    run(bench.config("third", &keys), None).unwrap();
+    run(bench.config("whole", &keys), None).unwrap();
+    let of = |name: &str| job_logits(&infer(&bench, &bench.out(name).display().to_string()), true);
+    assert_eq!(bits(&of("third")), bits(&of("whole")));
+    std::fs::remove_file(bench.out("first").join("adapter_config.json")).unwrap();
+    let keys = format!("finetuning_type: lora\nadapter_name_or_path: {second}\n");
+    let e = Job::prepare(bench.config("x", &keys), Use::Infer).unwrap().load(None).unwrap_err().to_string();
+    assert!(e.contains("merged with the adapter in") && e.contains("first"), "{e}");
 }
 
 #[test]

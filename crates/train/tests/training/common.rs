@@ -170,10 +170,9 @@ pub fn prepared(config: Config) -> Result<(Job, phalanx_data::Prepared)> {
 pub fn run(config: Config, stop: Option<u64>) -> Result<(Finished, Watch<'static>)> {
     let start = starting_point(&config)?;
     let (mut job, data) = prepared(config)?;
-    start.clear()?;
     let flag = AtomicBool::new(false);
     let mut watch = Watch { stop: stop.map(|s| (s, &flag)), ..Watch::default() };
-    let finished = train(&mut job, data.train, data.eval, start.checkpoint.as_deref(), &flag, &mut watch)?;
+    let finished = train(&mut job, data.train, data.eval, &start, &flag, &mut watch)?;
     let Watch { steps, samples, messages, .. } = watch;
     Ok((finished, Watch { steps, samples, messages, stop: None }))
 }

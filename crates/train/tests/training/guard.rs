@@ -47,7 +47,7 @@ fn poisoned(keys: &str, at: u64, heal: u64) -> (phalanx_train::Result<Finished>,
     let param = job.model.parameters().into_iter().find(|p| p.name().ends_with("1.mlp.down_proj.weight")).unwrap();
     let mut watch = Poison { param, rt: job.rt.clone(), at, heal, kept: vec![], steps: vec![], messages: vec![] };
     let stop = AtomicBool::new(false);
-    let outcome = train(&mut job, data.train, None, None, &stop, &mut watch);
+    let outcome = train(&mut job, data.train, None, &phalanx_train::resume::Start::default(), &stop, &mut watch);
     assert!(!stop.load(Ordering::Relaxed));
     (outcome, watch, bench)
 }

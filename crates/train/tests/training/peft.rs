@@ -97,6 +97,15 @@ fn for_peft_to_read() {
             .collect();
         let to = out.join(case);
         std::fs::create_dir_all(&to).unwrap();
-        adapter::save(&rt, &to, &loaded.adapters, &loaded.options, &saved, "base", &m).unwrap();
+        adapter::save(
+            &rt,
+            &to,
+            &loaded.adapters,
+            &loaded.options,
+            &saved,
+            &adapter::StandsOn { model: "base", merged: &[] },
+            &m,
+        )
+        .unwrap();
     }
 }

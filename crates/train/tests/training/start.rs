@@ -183,3 +183,15 @@ fn damaged_checkpoints_say_so() {
     let e = refused(&bench, "");
     assert!(e.contains("phalanx_state.json") && e.contains("damaged"), "{e}");
 }
+
+/// What a run replaces is still there after a mistake that only loading finds.
+#[test]
+fn a_mistake_found_late_costs_nothing() {
+    let bench = begun("late");
+    let before = std::fs::read(bench.out("out").join("model.safetensors")).unwrap();
+    let keys = "overwrite_output_dir: true\nfinetuning_type: lora\nlora_rank: 5000\n";
+    let e = run(bench.config("out", keys), None).unwrap_err().to_string();
+    assert!(e.contains("lora_rank"), "{e}");
+    assert_eq!(std::fs::read(bench.out("out").join("model.safetensors")).unwrap(), before);
+    assert!(bench.out("out").join("checkpoint-3").is_dir());
+}

@@ -1,6 +1,6 @@
 //! AVX2 + FMA: 6 × 16 in twelve of the sixteen registers.
 
-use super::{Src, Tile, portable};
+use super::{Panel, Side, Src, Tile, portable};
 use std::arch::x86_64::*;
 
 pub(crate) struct Avx2;
@@ -13,16 +13,8 @@ impl Tile for Avx2 {
     const NR: usize = NR;
     const LANES: usize = 8;
 
-    unsafe fn multiply(
-        mr: usize,
-        nr: usize,
-        k: usize,
-        a: *const f32,
-        b: *const f32,
-        c: *mut f32,
-        ldc: usize,
-        from_c: bool,
-    ) {
+    unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
+        let (a, b) = (a.at, b.at);
         macro_rules! rows {
             ($v:literal) => {
                 match mr {
@@ -39,7 +31,7 @@ impl Tile for Avx2 {
         unsafe { if nr <= 8 { rows!(1) } else { rows!(2) } }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match src {
@@ -49,7 +41,16 @@ impl Tile for Avx2 {
         }
     }
 
-    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
+    unsafe fn pack_along(
+        src: Src,
+        ld: usize,
+        count: usize,
+        k: usize,
+        panel: usize,
+        lanes: usize,
+        _: (usize, Side),
+        dst: *mut f32,
+    ) {
         // SAFETY: the caller's promise.
         unsafe { along(src, ld, count, k, panel, lanes, dst) }
     }

@@ -1,9 +1,9 @@
 //! AVX-512: 8 × 48 in 24 of the 32 registers; three more hold the step of B, one the broadcast of A.
 
-mod pack;
+pub(crate) mod pack;
 mod stream;
 
-use super::{Src, Tile};
+use super::{Panel, Side, Src, Tile};
 use std::arch::x86_64::*;
 
 pub(crate) struct Avx512;
@@ -19,8 +19,8 @@ impl Tile for Avx512 {
 
     unsafe fn stream(
         size: (usize, usize, usize),
-        a: *const f32,
-        b: Src,
+        Panel { at: a, .. }: Panel,
+        (b, _): (Src, usize),
         ldb: usize,
         c: *mut f32,
         ldc: usize,
@@ -35,16 +35,8 @@ impl Tile for Avx512 {
         }
     }
 
-    unsafe fn multiply(
-        mr: usize,
-        nr: usize,
-        k: usize,
-        a: *const f32,
-        b: *const f32,
-        c: *mut f32,
-        ldc: usize,
-        from_c: bool,
-    ) {
+    unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
+        let (a, b) = (a.at, b.at);
         macro_rules! rows {
             ($v:literal) => {
                 match mr {
@@ -69,7 +61,7 @@ impl Tile for Avx512 {
         }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match src {
@@ -79,7 +71,16 @@ impl Tile for Avx512 {
         }
     }
 
-    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
+    unsafe fn pack_along(
+        src: Src,
+        ld: usize,
+        count: usize,
+        k: usize,
+        panel: usize,
+        lanes: usize,
+        _: (usize, Side),
+        dst: *mut f32,
+    ) {
         // SAFETY: the caller's promise.
         unsafe {
             match src {

@@ -4,6 +4,8 @@
 //! k in turn, one value of every row (or column). The last panel of an operand is narrower; its layout follows its own width.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -34,6 +36,28 @@ impl Src {
     }
 }
 
+/// Which operand a panel is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    A,
+    B,
+}
+
+/// A packed panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel {
+    pub(crate) at: *const f32,
+    /// How many parts each value is split into; 1 but for [`amx`].
+    pub(crate) planes: usize,
+}
+
+impl Panel {
+    /// The place that `values` packed values lie before.
+    pub(crate) fn after<T: Tile>(self, values: usize) -> Panel {
+        Panel { at: self.at.wrapping_add(T::room(values, self.planes)), ..self }
+    }
+}
+
 /// The work of one instruction set.
 pub(crate) trait Tile {
     /// Rows of a full A panel.
@@ -43,35 +67,54 @@ pub(crate) trait Tile {
     /// Values in a register: the width of a B panel is a multiple of this, padded with zeros.
     const LANES: usize;
 
-    /// C[mr, nr] = (C or 0) + Σₖ a[k]·b[k], each element one chain over k in order.
+    /// The height of an A panel is a multiple of this, padded with zeros.
+    const ROW_LANES: usize = 1;
+    /// The steps of a panel are a multiple of this, padded with zeros. Where k is cut, it is cut at such a multiple.
+    const K_UNIT: usize = 1;
+
+    /// The parts that values of a source are packed as, if f32 may take `most`.
+    fn planes(_src: Src, _most: usize) -> usize {
+        1
+    }
+
+    /// The f32 that `values` packed values (padding included) take.
+    fn room(values: usize, _planes: usize) -> usize {
+        values
+    }
+
+    /// Runs `work`, in which this thread calls [`Tile::multiply`].
     ///
-    /// `a` is a panel of width `mr`, `b` one of width `nr` rounded up to LANES.
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn multiply_block(work: impl FnOnce()) {
+        work();
+    }
+
+    /// C[mr, nr] = (C or 0) + Σₖ a[k]·b[k], each element one chain over k in order (for [`amx`], a
+    /// fixed sequence of its own).
+    ///
+    /// `a` is a panel of width `mr` rounded up to ROW_LANES, `b` one of width `nr` rounded up to LANES.
     ///
     /// # Safety
     /// 1 ≤ `mr` ≤ MR, 1 ≤ `nr` ≤ NR; the panels hold `k` steps; `c` has `mr` rows of `nr` elements at stride `ldc`, which
     /// nobody else touches; the processor has the instruction set.
-    unsafe fn multiply(
-        mr: usize,
-        nr: usize,
-        k: usize,
-        a: *const f32,
-        b: *const f32,
-        c: *mut f32,
-        ldc: usize,
-        from_c: bool,
-    );
+    unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool);
 
     /// The most rows of A that [`Tile::stream`] takes; 0 where there is no such path.
     const STREAM_ROWS: usize = 0;
 
-    /// C[m, n] = (C or 0) + A·B with B straight from memory, stored along k: column j at j·`ldb`. `a` is one panel of width m.
+    /// The form in which [`Tile::stream`] takes the panel of A.
+    const STREAM_SIDE: Side = Side::A;
+
+    /// C[m, n] = (C or 0) + A·B with B straight from memory, stored along k: column j at j·`ldb`, to be split into `b_planes` parts.
+    /// `a` is one panel of width m, in the form STREAM_SIDE. The bits are those of [`Tile::multiply`].
     ///
     /// # Safety
     /// 1 ≤ m ≤ STREAM_ROWS; the panel holds k steps, B has n rows of k; `c` as in [`Tile::multiply`].
     unsafe fn stream(
         (_m, _n, _k): (usize, usize, usize),
-        _a: *const f32,
-        _b: Src,
+        _a: Panel,
+        (_b, _b_planes): (Src, usize),
         _ldb: usize,
         _c: *mut f32,
         _ldc: usize,
@@ -81,11 +124,11 @@ pub(crate) trait Tile {
     }
 
     /// `dst[p·width + i] = src[i·ld + p]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
-    /// along k.
+    /// along k. `form`: the planes, and whose panel it is, where that makes a difference.
     ///
     /// # Safety
     /// The source covers `rows` rows of `k` elements, `dst` takes `width`·`k`; the processor has the instruction set.
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32);
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, form: (usize, Side), dst: *mut f32);
 
     /// Packs a whole block whose memory rows run across the panels: for each panel starting at column i,
     /// `dst[i·k + p·width + c] = src[p·ld + i + c]`, zero from `count` on. Panels are `panel` wide, the last one `count` % `panel`
@@ -94,5 +137,14 @@ pub(crate) trait Tile {
     /// # Safety
     /// The source covers `k` rows of `count` elements, `dst` takes `count` rounded up to `lanes`, times `k`; the processor has
     /// the instruction set.
-    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32);
+    unsafe fn pack_along(
+        src: Src,
+        ld: usize,
+        count: usize,
+        k: usize,
+        panel: usize,
+        lanes: usize,
+        form: (usize, Side),
+        dst: *mut f32,
+    );
 }

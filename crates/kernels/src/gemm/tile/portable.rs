@@ -2,7 +2,7 @@
 //!
 //! The chain is multiply, round, add, round: a fused step would call the C library on a target without the instruction.
 
-use super::{Src, Tile};
+use super::{Panel, Side, Src, Tile};
 
 pub(crate) struct Portable;
 
@@ -14,16 +14,8 @@ impl Tile for Portable {
     const NR: usize = NR;
     const LANES: usize = NR;
 
-    unsafe fn multiply(
-        mr: usize,
-        nr: usize,
-        k: usize,
-        a: *const f32,
-        b: *const f32,
-        c: *mut f32,
-        ldc: usize,
-        from_c: bool,
-    ) {
+    unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
+        let (a, b) = (a.at, b.at);
         // SAFETY: the caller's promise, passed on with the number of rows as a constant.
         unsafe {
             match mr {
@@ -35,12 +27,21 @@ impl Tile for Portable {
         }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack(src, ld, 1, rows, k, width, dst) }
     }
 
-    unsafe fn pack_along(src: Src, ld: usize, count: usize, k: usize, panel: usize, lanes: usize, dst: *mut f32) {
+    unsafe fn pack_along(
+        src: Src,
+        ld: usize,
+        count: usize,
+        k: usize,
+        panel: usize,
+        lanes: usize,
+        _: (usize, Side),
+        dst: *mut f32,
+    ) {
         for i in (0..count).step_by(panel) {
             let rows = panel.min(count - i);
             // SAFETY: a panel of the block that the caller promises.

@@ -256,7 +256,7 @@ fn transpose_quad([a, b, c, d]: [__m512; 4]) -> [__m512; 4] {
 /// Turns 16 rows of 16 into 16 columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn transpose16(r: [__m512; 16]) -> [__m512; 16] {
+pub(crate) fn transpose16(r: [__m512; 16]) -> [__m512; 16] {
     let mut u = r;
     for g in 0..4 {
         let quad = transpose_quad([r[4 * g], r[4 * g + 1], r[4 * g + 2], r[4 * g + 3]]);
