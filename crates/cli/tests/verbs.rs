@@ -101,12 +101,18 @@ fn train_then_generate_evaluate_export_and_chat() {
     let lines = ok(&phalanx(&args));
     let answers: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(answers.len(), 2);
+    assert_eq!(ok(&phalanx(&[&args[..], &["--max-batch", "10000000000000000000"]].concat())), lines);
     assert_eq!(answers[0]["token_ids"].as_array().unwrap().len(), answers[0]["logprobs"].as_array().unwrap().len());
 
     let named = format!("model_name_or_path={model}");
     let data = format!("dataset={}", fixtures("crates/data/tests/fixtures/data/alpaca_tiny.json"));
     let evaluated: Value = serde_json::from_str(&ok(&phalanx(&["eval", &named, &data, "--json"]))).unwrap();
     assert!(evaluated["eval_loss"].as_f64().unwrap() < losses[0]);
+
+    // Data to train on is not touched where there is data to evaluate on.
+    let (eval, absent) = (data.replacen("dataset", "eval_dataset", 1), "dataset=/no/such/file.jsonl");
+    let again: Value = serde_json::from_str(&ok(&phalanx(&["eval", &named, absent, &eval, "--json"]))).unwrap();
+    assert_eq!(again, evaluated);
 
     // A LoRA run on it, its merge, and the merge's agreement.
     let lora = dir.path("lora");
@@ -301,6 +307,21 @@ fn examples_beyond_the_models_positions_are_pointed_out() {
     let report: Value = serde_json::from_str(&ok(&phalanx(&["data", "check", &args[0], &args[1], "--json"]))).unwrap();
     let found = report["findings"].as_array().unwrap();
     assert!(found.iter().any(|f| f["kind"] == "beyond_positions"), "{found:?}");
+    // So does the configuration, wherever its tokenizer lies: the one of another folder, without a model beside it.
+    let other = format!("tokenizer_name_or_path={}", fixtures("crates/data/tests/fixtures/tiny-chatml"));
+    let kinds = |more: &[&str]| -> Vec<String> {
+        let words = [&["data", "check", &other, &args[1], "--json"], more].concat();
+        let report: Value = serde_json::from_str(&ok(&phalanx(&words))).unwrap();
+        report["findings"].as_array().unwrap().iter().map(|f| f["kind"].as_str().unwrap().to_owned()).collect()
+    };
+    let beyond = "beyond_positions".to_owned();
+    assert!(kinds(&[&args[0]]).contains(&beyond));
+    let config = format!("config_name_or_path={}", out.join("config.json").display());
+    assert!(kinds(&["train_from_scratch=true", "finetuning_type=full", &config]).contains(&beyond));
+    assert!(!kinds(&[]).contains(&beyond));
+    // A tokenizer's folder is enough of a model to look at data.
+    let bare = format!("model_name_or_path={}", fixtures("crates/data/tests/fixtures/tiny-chatml"));
+    assert!(!kinds(&[&bare]).contains(&beyond));
 }
 
 #[test]
@@ -325,6 +346,17 @@ fn parity_says_pass_and_an_unsupported_family_ends_with_code_3() {
     assert_eq!(o.status.code(), Some(3));
     assert!(text(&o.stderr).contains("qwen3_moe"), "{}", text(&o.stderr));
     assert_eq!(phalanx(&["verify", "parity", "/no/such/folder"]).status.code(), Some(1));
+    // A line for every folder, also where there are no numbers.
+    let o = phalanx(&["verify", "parity", "/no/such/folder", &golden("qwen3-moe"), "--json"]);
+    assert_eq!(o.status.code(), Some(1));
+    let lines: Vec<Value> = text(&o.stdout).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    for (line, (case, why)) in lines.iter().zip([("folder", "/no/such/folder"), ("qwen3-moe", "qwen3_moe")]) {
+        assert_eq!((&line["case"], &line["pass"]), (&Value::from(case), &Value::from(false)), "{line}");
+        assert!(line["error"].as_str().unwrap().contains(why), "{line}");
+    }
+    assert_eq!(lines.len(), 2);
+    let o = phalanx(&["verify", "parity", &golden("qwen3-moe"), "--json"]);
+    assert_eq!((o.status.code(), text(&o.stdout).lines().count()), (Some(3), 1));
 }
 
 #[test]

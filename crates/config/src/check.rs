@@ -8,7 +8,10 @@ use std::path::Path;
 
 use crate::config::{Config, Note};
 use crate::error::{ConfigError, Problem, Problems, Result};
-use crate::sections::{FinetuningType, LrSchedulerType, MAX_THREADS, ResumeFrom, Stage, Strategy, TextUnit};
+use crate::node::Node;
+use crate::sections::{
+    DecayType, FinetuningType, LrSchedulerType, MAX_THREADS, ResumeFrom, Stage, Strategy, TextUnit, WarmupType,
+};
 use crate::value::{MapOrPath, Steps};
 
 /// What a configuration is about to be used for: which keys it must have.
@@ -209,21 +212,22 @@ impl Checker<'_> {
         self.range(threads(workers), "preprocessing_num_workers", &expected);
     }
 
+    /// A plan that cannot be read has none; who uses it says what is wrong with it.
+    fn plan_has_adapters(&self) -> bool {
+        let adapters = self.config.plan().ok().and_then(|plan| plan.root.get("adapters").map(Node::to_json));
+        adapters.is_some_and(|a| !a.is_null() && a.as_array().is_none_or(|list| !list.is_empty()))
+    }
+
     fn method(&mut self) {
         let method = &self.config.method;
         let kind = method.finetuning_type;
-        let lora_keys = [
-            "lora_rank",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target",
-            "use_rslora",
-            "additional_target",
-            "create_new_adapter",
-        ];
+        // Adapters of the plan have these settings too, whatever the finetuning type.
+        let adapter_keys = ["lora_rank", "lora_alpha", "lora_dropout", "use_rslora"];
+        let lora_keys = ["lora_target", "additional_target", "create_new_adapter"];
         let freeze_keys = ["freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"];
         if kind != FinetuningType::Lora {
-            for key in lora_keys {
+            let settings = if self.plan_has_adapters() { &[][..] } else { &adapter_keys };
+            for key in settings.iter().chain(&lora_keys) {
                 self.idle(key, &format!("with `finetuning_type: {kind}`"), "write `finetuning_type: lora` to use it");
             }
             if !self.config.model.adapter_name_or_path.is_empty() && !self.config.model.train_from_scratch {
@@ -360,6 +364,12 @@ impl Checker<'_> {
         bad("num_decay_steps", kwargs.num_decay_steps.is_some(), wsd);
         bad("num_stable_steps", kwargs.num_stable_steps.is_some(), wsd);
         bad("min_lr_ratio", kwargs.min_lr_ratio != 0.0, wsd);
+        bad("decay_type", kwargs.decay_type != DecayType::Cosine, wsd);
+        bad("warmup_type", kwargs.warmup_type != WarmupType::Linear, wsd);
+        if wsd && kwargs.decay_type != DecayType::Cosine && kwargs.num_cycles != 0.5 {
+            let what = format!("`num_cycles` has no effect with `decay_type: {}`", kwargs.decay_type);
+            self.fail("lr_scheduler_kwargs", what, "remove `num_cycles`, or write `decay_type: cosine`");
+        }
         if min_lr && kwargs.min_lr.is_some() == kwargs.min_lr_rate.is_some() {
             let what = "`cosine_with_min_lr` needs one of `min_lr` and `min_lr_rate`";
             self.fail("lr_scheduler_kwargs", what, "for example: lr_scheduler_kwargs: {min_lr_rate: 0.1}");
@@ -447,13 +457,13 @@ impl Checker<'_> {
 
     fn generation(&mut self) {
         let g = &self.config.generation;
-        if g.do_sample && g.temperature <= 0.0 {
+        if g.do_sample != Some(false) && g.temperature.is_some_and(|t| t <= 0.0) {
             self.fail("temperature", "it must be above 0", "for the most probable token, write `do_sample: false`");
         }
-        self.range(g.top_p > 0.0 && g.top_p <= 1.0, "top_p", "a share above 0, at most 1");
-        self.range((0.0..=1.0).contains(&g.min_p), "min_p", "a share from 0 to 1");
-        self.range(g.repetition_penalty > 0.0, "repetition_penalty", "a number above 0");
-        self.range(g.max_new_tokens >= 1, "max_new_tokens", "1 or more");
+        self.range(g.top_p.is_none_or(|p| p > 0.0 && p <= 1.0), "top_p", "a share above 0, at most 1");
+        self.range(g.min_p.is_none_or(|p| (0.0..=1.0).contains(&p)), "min_p", "a share from 0 to 1");
+        self.range(g.repetition_penalty.is_none_or(|p| p > 0.0), "repetition_penalty", "a number above 0");
+        self.range(g.max_new_tokens != Some(0), "max_new_tokens", "1 or more");
         self.range(self.config.export.export_size >= 1, "export_size", "1 or more (GB)");
     }
 }

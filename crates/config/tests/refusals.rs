@@ -113,6 +113,15 @@ fn keys_that_contradict_each_other() {
         ("dataset: a,b,c\nmix_strategy: interleave_over\ninterleave_probs: 0.5,0.5\n", &["2 weights for 3 data sets"]),
         ("gradient_checkpointing: true\ndisable_gradient_checkpointing: true\n", &["says the opposite"]),
         (
+            "lr_scheduler_kwargs: {decay_type: linear}\n",
+            &["`decay_type` has no effect with `lr_scheduler_type: linear`"],
+        ),
+        ("lr_scheduler_kwargs: {warmup_type: cosine}\n", &["`warmup_type` has no effect"]),
+        (
+            "lr_scheduler_type: wsd\nlr_scheduler_kwargs: {decay_type: 1-sqrt, num_cycles: 1.5}\n",
+            &["`num_cycles` has no effect with `decay_type: 1-sqrt`", "decay_type: cosine"],
+        ),
+        (
             "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_decay_steps: 5}\n",
             &["`num_decay_steps` has no effect"],
         ),
@@ -124,6 +133,27 @@ fn keys_that_contradict_each_other() {
             &["gives the architecture already"],
         ),
     ]);
+}
+
+/// Adapters that the plan asks for have a rank, whatever the finetuning type; their layers stand in the plan.
+#[test]
+fn settings_of_adapters_count_where_the_plan_has_some() {
+    let notes = |text: &str| -> Vec<String> {
+        let config = Config::parse(text, "run.yaml", &[]).unwrap_or_else(|e| panic!("{text}: {e}"));
+        config.notes().iter().map(ToString::to_string).collect()
+    };
+    let keys = "finetuning_type: full\nlora_rank: 4\nlora_alpha: 8\nuse_rslora: true\nlora_dropout: 0.1\n";
+    assert_eq!(notes(&format!("{keys}plan: {{adapters: q_proj}}\n")), [""; 0]);
+    assert_eq!(notes(&format!("{keys}plan: {{adapters: []}}\n")).len(), 4);
+    assert_eq!(notes(&format!("{keys}plan: {{freeze: lm_head}}\n")).len(), 4);
+    let target = notes("finetuning_type: full\nlora_target: q_proj\nplan: {adapters: q_proj}\n");
+    assert!(target.len() == 1 && target[0].contains("`lora_target`: it has no effect"), "{target:?}");
+
+    let path = std::env::temp_dir().join(format!("phalanx-config-plan-{}.yaml", std::process::id()));
+    std::fs::write(&path, "adapters: [q_proj]\n").unwrap();
+    let found = notes(&format!("{keys}plan: {}\n", path.display()));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(found, [""; 0]);
 }
 
 /// A file that somebody reuses for another run is not refused for what the other run leaves idle, and the person hears

@@ -10,16 +10,16 @@
 //! So one pass over the file gives both: the checksum, and the hash of the examples alone, which says whether data is
 //! the same whatever key or counts it was written with.
 //!
-//! All numbers are little-endian. The file is written under a temporary name and renamed when it is complete, so a
+//! All numbers are little-endian. The file is written by [`phalanx_formats::atomic`], so a
 //! reader sees a whole file or none; length, magic, key and checksum are checked on opening, and whatever fails them
 //! is written anew.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{self, Write};
+use std::path::Path;
 
 use memmap2::Mmap;
+use phalanx_formats::atomic;
 
 use crate::encode::{EncodeStats, Example};
 use crate::error::{DataError, Result};
@@ -150,8 +150,9 @@ impl TokenStore {
         if file.metadata().map_err(|e| e.to_string())?.len() < (HEADER + FOOTER) as u64 {
             return Err("is too short".into());
         }
-        // SAFETY: the mapping is read-only and private to this store. Files of this name are only ever created by
-        // renaming a finished file onto it, never written or cut in place, so the bytes do not change under us.
+        // SAFETY: the mapping is read-only and private to this store. This program creates files of this name only by
+        // renaming a finished file onto it and never writes or cuts one in place; that nothing else does so while a
+        // run reads it cannot be enforced, only asked of whoever owns the folder.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| e.to_string())?;
         Self::parse(Bytes::Mapped(map), key).map(Some)
     }
@@ -186,9 +187,43 @@ impl TokenStore {
     }
 }
 
-/// Writes examples in order, to memory or towards a file.
-pub(crate) struct StoreWriter {
-    sink: Sink,
+/// Writes the examples that `fill` pushes, in order, to memory or to the file `path`, whose folder is made.
+pub(crate) fn write_store(
+    path: Option<&Path>,
+    key: blake3::Hash,
+    fill: impl FnOnce(&mut StoreWriter<'_>) -> Result<EncodeStats>,
+) -> Result<TokenStore> {
+    let Some(path) = path else {
+        let mut bytes = Vec::new();
+        StoreWriter::new(&mut bytes, Path::new("(memory)"), key)?.fill(fill)?;
+        return TokenStore::parse(Bytes::Memory(bytes), &key).map_err(|e| DataError::Empty(format!("store {e}")));
+    };
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|e| DataError::io("create the cache folder", folder, e))?;
+        // What a killed run left here takes space and nothing else: not being able to remove it stops nobody.
+        let _ = atomic::clean_stale(folder);
+    }
+    // `write_file` knows errors of the file only; one of the data waits here meanwhile.
+    let mut failed = None;
+    let written = atomic::write_file(path, |file| {
+        StoreWriter::new(file, path, key).and_then(|writer| writer.fill(fill)).map_err(|e| {
+            failed = Some(e);
+            io::Error::other("the token cache was not finished")
+        })
+    });
+    if let Some(e) = failed {
+        return Err(e);
+    }
+    written?;
+    TokenStore::open(path, &key)
+        .and_then(|store| store.ok_or_else(|| "has vanished".into()))
+        .map_err(|e| DataError::file(path, format!("the token cache just written {e}")))
+}
+
+/// Writes examples in order.
+pub(crate) struct StoreWriter<'a> {
+    sink: &'a mut dyn Write,
+    path: &'a Path,
     /// Of what has been written, the examples left out.
     whole: blake3::Hasher,
     /// Of the examples.
@@ -196,51 +231,22 @@ pub(crate) struct StoreWriter {
     index: Vec<u64>,
     at: u64,
     buffer: Vec<u8>,
-    key: blake3::Hash,
 }
 
-enum Sink {
-    Memory(Vec<u8>),
-    File { writer: BufWriter<File>, temporary: Temporary, path: PathBuf },
-}
-
-/// Removes an unfinished file.
-struct Temporary(Option<PathBuf>);
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if let Some(path) = self.0.take() {
-            // Nothing more can be done about a file that cannot be removed.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-impl StoreWriter {
-    /// With a path, the finished store is a file; its folder is made.
-    pub(crate) fn new(path: Option<&Path>, key: blake3::Hash) -> Result<Self> {
-        let sink = match path {
-            None => Sink::Memory(Vec::new()),
-            Some(path) => {
-                if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder).map_err(|e| DataError::io("create the cache folder", folder, e))?;
-                }
-                // Unique in this process and among processes, so that two runs cannot write one file.
-                static COUNT: AtomicU64 = AtomicU64::new(0);
-                let n = COUNT.fetch_add(1, Ordering::Relaxed);
-                let temporary = path.with_extension(format!("tmp-{}-{n}", std::process::id()));
-                let file = File::create(&temporary).map_err(|e| DataError::io("write", &temporary, e))?;
-                let guard = Temporary(Some(temporary));
-                Sink::File { writer: BufWriter::new(file), temporary: guard, path: path.to_path_buf() }
-            }
-        };
+impl<'a> StoreWriter<'a> {
+    fn new(sink: &'a mut dyn Write, path: &'a Path, key: blake3::Hash) -> Result<Self> {
         let (whole, examples) = (blake3::Hasher::new(), blake3::Hasher::new());
-        let mut writer = Self { sink, whole, examples, index: Vec::new(), at: 0, buffer: Vec::new(), key };
+        let mut writer = Self { sink, path, whole, examples, index: Vec::new(), at: 0, buffer: Vec::new() };
         writer.buffer.extend_from_slice(MAGIC);
         writer.buffer.extend_from_slice(key.as_bytes());
         writer.whole.update(&writer.buffer);
         writer.write_buffer()?;
         Ok(writer)
+    }
+
+    fn fill(mut self, fill: impl FnOnce(&mut StoreWriter<'_>) -> Result<EncodeStats>) -> Result<()> {
+        let stats = fill(&mut self)?;
+        self.finish(&stats)
     }
 
     pub(crate) fn push(&mut self, record: u32, example: &Example) -> Result<()> {
@@ -259,17 +265,12 @@ impl StoreWriter {
 
     fn write_buffer(&mut self) -> Result<()> {
         self.at += self.buffer.len() as u64;
-        match &mut self.sink {
-            Sink::Memory(bytes) => bytes.extend_from_slice(&self.buffer),
-            Sink::File { writer, path, .. } => {
-                writer.write_all(&self.buffer).map_err(|e| DataError::io("write the token cache", path, e))?;
-            }
-        }
+        self.sink.write_all(&self.buffer).map_err(|e| DataError::io("write the token cache", self.path, e))?;
         self.buffer.clear();
         Ok(())
     }
 
-    pub(crate) fn finish(mut self, stats: &EncodeStats) -> Result<TokenStore> {
+    fn finish(mut self, stats: &EncodeStats) -> Result<()> {
         let index_at = self.at;
         self.buffer.extend(self.index.iter().flat_map(|at| at.to_le_bytes()));
         let json_at = index_at + self.buffer.len() as u64;
@@ -282,23 +283,6 @@ impl StoreWriter {
         self.whole.update(self.examples.finalize().as_bytes()).update(&self.buffer);
         self.buffer.extend_from_slice(self.whole.finalize().as_bytes());
         self.buffer.extend_from_slice(END);
-        self.write_buffer()?;
-        match self.sink {
-            Sink::Memory(bytes) => {
-                TokenStore::parse(Bytes::Memory(bytes), &self.key).map_err(|e| DataError::Empty(format!("store {e}")))
-            }
-            Sink::File { writer, mut temporary, path } => {
-                let wrong = |e| DataError::io("write the token cache", &path, e);
-                let file = writer.into_inner().map_err(|e| wrong(e.into_error()))?;
-                file.sync_all().map_err(wrong)?;
-                if let Some(name) = &temporary.0 {
-                    std::fs::rename(name, &path).map_err(wrong)?;
-                    temporary.0 = None;
-                }
-                TokenStore::open(&path, &self.key)
-                    .and_then(|store| store.ok_or_else(|| "has vanished".into()))
-                    .map_err(|e| DataError::file(&path, format!("the token cache just written {e}")))
-            }
-        }
+        self.write_buffer()
     }
 }

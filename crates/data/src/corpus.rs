@@ -136,7 +136,7 @@ impl Corpus {
         if sizes.iter().sum::<u64>() == 0 {
             return Err(DataError::Empty("no data set holds a row".into()));
         }
-        let quotas = quotas(&sizes, mix, probs);
+        let quotas = quotas(&sizes, mix, probs)?;
         let mut hasher = blake3::Hasher::new();
         for (part, quota) in parts.iter().zip(&quotas) {
             hasher.update(part.store.examples_hash().as_bytes());
@@ -236,24 +236,41 @@ pub struct Totals {
     pub longest: u64,
 }
 
+/// More rows than any run reads: an epoch beyond it comes of a mistyped weight.
+const MOST_ROWS: f64 = (1u64 << 40) as f64;
+
 /// How many rows of each data set an epoch visits.
 ///
 /// The epoch is as long as the first data set lasts (`interleave_under`) or the last (`interleave_over`) when rows are
 /// drawn in proportion to the weights; each set's share of that length is rounded, and is at least one row.
-fn quotas(sizes: &[u64], mix: MixStrategy, probs: Option<&[f64]>) -> Vec<u64> {
+///
+/// # Errors
+/// If one weight is so small beside the others that the epoch would never end.
+fn quotas(sizes: &[u64], mix: MixStrategy, probs: Option<&[f64]>) -> Result<Vec<u64>> {
     if mix == MixStrategy::Concat {
-        return sizes.to_vec();
+        return Ok(sizes.to_vec());
     }
     let equal = vec![1.0; sizes.len()];
     let probs = probs.unwrap_or(&equal);
     let lasts = sizes.iter().zip(probs).map(|(n, p)| *n as f64 / p);
     let under = mix == MixStrategy::InterleaveUnder;
     let length = if under { lasts.fold(f64::INFINITY, f64::min) } else { lasts.fold(0.0, f64::max) };
+    // Huge or infinite where a weight is next to nothing; that of an epoch cut short is bounded by the data.
+    let rows: f64 = if under { 0.0 } else { probs.iter().map(|p| length * p).sum() };
+    if !length.is_finite() || rows > MOST_ROWS {
+        return Err(DataError::option(
+            "interleave_probs",
+            format!(
+                "{probs:?} with mix_strategy: {} makes an epoch of more than 2^40 rows; give shares that lie closer together, or leave out a data set",
+                if under { "interleave_under" } else { "interleave_over" }
+            ),
+        ));
+    }
     let quota = |(n, p): (&u64, &f64)| {
         let quota = ((length * p).round() as u64).max(1);
         if under { quota.min(*n) } else { quota }
     };
-    sizes.iter().zip(probs).map(quota).collect()
+    Ok(sizes.iter().zip(probs).map(quota).collect())
 }
 
 #[cfg(test)]
@@ -276,10 +293,27 @@ mod tests {
 
     #[test]
     fn quotas_follow_the_weights() {
-        let sizes = [100, 10, 1000];
-        assert_eq!(quotas(&sizes, MixStrategy::Concat, None), sizes);
-        assert_eq!(quotas(&sizes, MixStrategy::InterleaveUnder, None), [10, 10, 10]);
-        assert_eq!(quotas(&sizes, MixStrategy::InterleaveUnder, Some(&[0.5, 0.1, 0.4])), [50, 10, 40]);
-        assert_eq!(quotas(&sizes, MixStrategy::InterleaveOver, Some(&[0.5, 0.1, 0.4])), [1250, 250, 1000]);
+        let quotas = |sizes, mix, probs| quotas(sizes, mix, probs).unwrap();
+        let sizes = &[100, 10, 1000];
+        assert_eq!(quotas(sizes, MixStrategy::Concat, None), sizes);
+        assert_eq!(quotas(sizes, MixStrategy::InterleaveUnder, None), [10, 10, 10]);
+        assert_eq!(quotas(sizes, MixStrategy::InterleaveUnder, Some(&[0.5, 0.1, 0.4])), [50, 10, 40]);
+        assert_eq!(quotas(sizes, MixStrategy::InterleaveOver, Some(&[0.5, 0.1, 0.4])), [1250, 250, 1000]);
+        // Next to nothing of a set is one row of it, where the epoch ends with the other.
+        assert_eq!(quotas(sizes, MixStrategy::InterleaveUnder, Some(&[1e-300, 1.0, 1e-300])), [1, 10, 1]);
+    }
+
+    #[test]
+    fn an_epoch_without_end_is_refused() {
+        let sizes = [100, 10];
+        for (mix, probs) in [
+            (MixStrategy::InterleaveOver, [1e-300, 1.0]),
+            (MixStrategy::InterleaveOver, [1e-320, 1e300]),
+            (MixStrategy::InterleaveOver, [1e-12, 1.0]),
+            (MixStrategy::InterleaveUnder, [5e-324, 5e-324]),
+        ] {
+            let e = quotas(&sizes, mix, Some(&probs)).unwrap_err().to_string();
+            assert!(e.starts_with("interleave_probs: ") && e.contains("2^40 rows"), "{e}");
+        }
     }
 }

@@ -19,6 +19,9 @@ pub enum DataError {
         /// The system's reason.
         source: std::io::Error,
     },
+    /// The token cache could not be written.
+    #[error(transparent)]
+    Cache(#[from] phalanx_formats::FormatError),
     /// A data file is not what its format demands.
     #[error("{}:{place}: {detail}", path.display())]
     Record {

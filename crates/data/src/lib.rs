@@ -71,7 +71,7 @@ pub use error::{DataError, Result};
 pub use options::{DataOptions, MixStrategy, RewrittenHistory, Stage, TextUnit};
 pub use permute::Permutation;
 pub use prefetch::Prefetch;
-pub use prepare::{DatasetSummary, OnProgress, Prepared, Progress, prepare};
+pub use prepare::{DatasetSummary, OnProgress, Prepared, Progress, prepare, prepare_eval};
 pub use record::{Conversation, Message, Role, Sample, ToolCall};
 pub use stream::{Stream, StreamOptions, StreamState};
 pub use template::ChatTemplate;

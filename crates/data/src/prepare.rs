@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
-use crate::cache::{StoreWriter, TokenStore};
+use crate::cache::{StoreWriter, TokenStore, write_store};
 use crate::corpus::{Corpus, Part};
 use crate::encode::{EncodeStats, Encoder, Example};
 use crate::error::{DataError, Result};
@@ -23,6 +23,9 @@ const ENCODING_VERSION: u32 = 2;
 /// Records handed out together; and for each thread, so many such handfuls at a time.
 const CHUNK: usize = 32;
 const CHUNKS_PER_WORKER: usize = 8;
+
+/// Rows of an epoch that mixes in order: each is an entry of a list in memory (16 bytes).
+const MOST_SCHEDULED: u64 = 1 << 28;
 
 /// A step of long work, for a progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,13 +99,11 @@ pub fn prepare(
     on_progress: OnProgress<'_>,
 ) -> Result<Prepared> {
     options.validate()?;
-    let encoder = Encoder::new(tokenizer, template, options)?;
-    let mut out =
-        Loader { options, tokenizer, template, encoder, on_progress, summaries: Vec::new(), messages: Vec::new() };
+    let mut out = Loader::new(options, tokenizer, template, on_progress)?;
     let train_sets = out.load_all(&options.dataset)?;
     let eval_sets = out.load_all(&options.eval_dataset)?;
     let mut train_parts = Vec::new();
-    let mut eval_parts = Vec::new();
+    let mut held_out = Vec::new();
     let held_back = hold_back(&train_sets, options)?;
     for (index, (spec, store)) in train_sets.into_iter().enumerate() {
         let (train, eval) = match &held_back {
@@ -110,15 +111,12 @@ pub fn prepare(
             Some(held) => (0..store.len() as u32).partition(|i| !held.holds(index, &store, *i)),
         };
         if !eval.is_empty() {
-            eval_parts.push(Part::new(&spec.name, index, Arc::clone(&store), eval, options));
+            held_out.push(Part::new(&spec.name, index, Arc::clone(&store), eval, options));
         }
         let train = draw(train, spec.num_samples, &store, options.seed, index as u64);
         train_parts.push(Part::new(&spec.name, index, store, train, options));
     }
-    for (index, (spec, store)) in eval_sets.into_iter().enumerate() {
-        let items = (0..store.len() as u32).collect();
-        eval_parts.push(Part::new(&spec.name, options.dataset.len() + index, store, items, options));
-    }
+    held_out.extend(eval_parts(eval_sets, options));
     for (part, name) in train_parts.iter().zip(&options.dataset) {
         if part.is_empty() {
             return Err(DataError::Empty(format!("data set {name} has none left after val_size was held back")));
@@ -126,12 +124,66 @@ pub fn prepare(
     }
     let date = template.and_then(ChatTemplate::date);
     let (probs, cutoff_len) = (options.interleave_probs.as_deref(), options.cutoff_len);
-    let train = Corpus::new(train_parts, options.mix_strategy, probs, cutoff_len, date.clone())?;
-    let eval = match eval_parts.is_empty() {
+    let train = Corpus::new(train_parts, options.mix_strategy, probs, cutoff_len, date)?;
+    if !options.shuffle && options.mix_strategy != MixStrategy::Concat && train.rows_per_epoch() > MOST_SCHEDULED {
+        return Err(DataError::option(
+            "disable_shuffling",
+            format!(
+                "an epoch of {} rows is too long to be laid out in order; remove it, or give interleave_probs shares that lie closer together",
+                train.rows_per_epoch()
+            ),
+        ));
+    }
+    let eval = match held_out.is_empty() {
         true => None,
-        false => Some(Corpus::new(eval_parts, MixStrategy::Concat, None, cutoff_len, date)?),
+        false => Some(eval_corpus(held_out, template, options)?),
     };
     Ok(Prepared { train, eval, datasets: out.summaries, messages: out.messages })
+}
+
+/// Only the data sets of `eval_dataset`, as [`prepare`] gives them, with its messages: for measuring a model without
+/// tokenising what it was trained on.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_eval(
+    options: &DataOptions,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    on_progress: OnProgress<'_>,
+) -> Result<(Corpus, Vec<String>)> {
+    if options.eval_dataset.is_empty() {
+        return Err(DataError::option(
+            "eval_dataset",
+            "names no data set; give a name from dataset_info.json or a file",
+        ));
+    }
+    // How training data is mixed and divided is of no concern here.
+    let alone = DataOptions {
+        dataset: options.eval_dataset.clone(),
+        eval_dataset: Vec::new(),
+        mix_strategy: MixStrategy::Concat,
+        interleave_probs: None,
+        ..options.clone()
+    };
+    alone.validate()?;
+    let mut loader = Loader::new(&alone, tokenizer, template, on_progress)?;
+    let sets = loader.load_all(&alone.dataset)?;
+    let eval = eval_corpus(eval_parts(sets, options), template, options)?;
+    Ok((eval, loader.messages))
+}
+
+/// Evaluation data sets are whole, and numbered after those to train on.
+fn eval_parts(sets: Vec<LoadedSet>, options: &DataOptions) -> Vec<Part> {
+    let part = |(index, (spec, store)): (usize, LoadedSet)| {
+        let items = (0..store.len() as u32).collect();
+        Part::new(&spec.name, options.dataset.len() + index, store, items, options)
+    };
+    sets.into_iter().enumerate().map(part).collect()
+}
+
+fn eval_corpus(parts: Vec<Part>, template: Option<&ChatTemplate>, options: &DataOptions) -> Result<Corpus> {
+    Corpus::new(parts, MixStrategy::Concat, None, options.cutoff_len, template.and_then(ChatTemplate::date))
 }
 
 type LoadedSet = (DatasetSpec, Arc<TokenStore>);
@@ -146,7 +198,17 @@ struct Loader<'a> {
     messages: Vec<String>,
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
+    fn new(
+        options: &'a DataOptions,
+        tokenizer: &'a Tokenizer,
+        template: Option<&'a ChatTemplate>,
+        on_progress: OnProgress<'a>,
+    ) -> Result<Self> {
+        let encoder = Encoder::new(tokenizer, template, options)?;
+        Ok(Loader { options, tokenizer, template, encoder, on_progress, summaries: Vec::new(), messages: Vec::new() })
+    }
+
     fn load_all(&mut self, names: &[String]) -> Result<Vec<LoadedSet>> {
         names.iter().map(|name| self.load(name)).collect()
     }
@@ -224,8 +286,11 @@ impl Loader<'_> {
     }
 
     fn tokenise(&self, spec: &DatasetSpec, path: Option<&Path>, key: blake3::Hash) -> Result<TokenStore> {
+        write_store(path, key, |writer| self.encode_into(spec, writer))
+    }
+
+    fn encode_into(&self, spec: &DatasetSpec, writer: &mut StoreWriter<'_>) -> Result<EncodeStats> {
         let workers = workers(self.options);
-        let mut writer = StoreWriter::new(path, key)?;
         let mut stats = EncodeStats::default();
         let mut records = formats::records(spec, self.options);
         loop {
@@ -247,7 +312,7 @@ impl Loader<'_> {
             let done = stats.records;
             (self.on_progress)(Progress { step: "tokenising", dataset: &spec.name, done, total: None });
         }
-        writer.finish(&stats)
+        Ok(stats)
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 use common::{Folder, chat, fixtures, options, template, tokenizer};
 use phalanx_data::{
     Batch, ChatTemplate, CheckOptions, DataError, DataOptions, EncodeStats, Encoder, Example, IGNORED, MixStrategy,
-    Prepared, RewrittenHistory, Sample, Stage, Stream, StreamOptions, Tokenizer, check, prepare,
+    Prepared, RewrittenHistory, Sample, Stage, Stream, StreamOptions, Tokenizer, check, prepare, prepare_eval,
 };
 use serde_json::{Value, json};
 
@@ -204,8 +204,50 @@ fn the_cache_is_used_and_mended() {
         assert!(again.messages.iter().any(|m| m.contains("tokenising again")), "{:?}", again.messages);
         assert_eq!((batch(&again), state(&again)), want);
     }
+    // What a killed run left is cleared away before the next cache is written.
+    std::fs::write(folder.0.join(".tmp-alpaca_tiny.tokens-1"), "half").unwrap();
+    prepared(&DataOptions { cutoff_len: 61, ..cached }).unwrap();
     let names: Vec<_> = std::fs::read_dir(&folder.0).unwrap().map(|e| e.unwrap().path()).collect();
     assert!(names.iter().all(|n| n.extension().unwrap() == "tokens"), "nothing half-written is left: {names:?}");
+}
+
+/// What is wrong with the data is said as without a cache, and leaves nothing half-written.
+#[test]
+fn a_bad_record_is_named_where_a_cache_is_written_too() {
+    let folder = Folder::new("badcache");
+    let file = folder.write("bad.jsonl", "{\"question\": \"a\", \"answer\": \"b\"}\n{\"question\": \n");
+    let cache = folder.0.join("cache");
+    let in_memory = options(&[&file]);
+    let cached = DataOptions { cache_dir: Some(cache.clone()), ..in_memory.clone() };
+    let error = |o: &DataOptions| prepared(o).unwrap_err().to_string();
+    assert!(error(&cached).contains("bad.jsonl:"), "{}", error(&cached));
+    assert_eq!(error(&cached), error(&in_memory));
+    assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 0);
+}
+
+#[test]
+fn evaluation_data_alone_is_as_beside_the_training_data() {
+    let folder = Folder::new("evalalone");
+    let train = numbered(&folder, "train.jsonl", 30);
+    let other = numbered(&folder, "other.jsonl", 5);
+    let both = DataOptions {
+        eval_dataset: vec!["alpaca_tiny".into()],
+        mix_strategy: MixStrategy::InterleaveOver,
+        interleave_probs: Some(vec![0.9, 0.1]),
+        ..options(&[&train, &other])
+    };
+    let tokenizer = tokenizer("tiny-chatml");
+    let (template, _) = ChatTemplate::choose(&tokenizer, &both).unwrap();
+    let read = std::cell::RefCell::new(std::collections::BTreeSet::new());
+    let on_progress = |p: phalanx_data::Progress<'_>| {
+        read.borrow_mut().insert(p.dataset.to_owned());
+    };
+    let (alone, _) = prepare_eval(&both, &tokenizer, Some(&template), &on_progress).unwrap();
+    assert_eq!(read.into_inner().into_iter().collect::<Vec<_>>(), ["alpaca_tiny"]);
+    let batch = |corpus| Stream::new(corpus, StreamOptions::in_order()).next_batch(100).unwrap();
+    assert_eq!(batch(alone), batch(prepared(&both).unwrap().eval.unwrap()));
+    let none = prepare_eval(&options(&[&train]), &tokenizer, Some(&template), &|_| {}).unwrap_err().to_string();
+    assert!(none.starts_with("eval_dataset: "), "{none}");
 }
 
 #[test]
@@ -336,6 +378,27 @@ fn mixing_follows_the_weights() {
             }
         }
     }
+}
+
+#[test]
+fn an_epoch_that_would_not_fit_into_memory_is_refused() {
+    let folder = Folder::new("endless");
+    let files = [numbered(&folder, "a.jsonl", 10), numbered(&folder, "b.jsonl", 10)];
+    let mixed = |probs: [f64; 2], shuffle| DataOptions {
+        mix_strategy: MixStrategy::InterleaveOver,
+        interleave_probs: Some(probs.to_vec()),
+        shuffle,
+        ..options(&[&files[0], &files[1]])
+    };
+    let refused = |o| prepared(&o).unwrap_err().to_string();
+    assert!(refused(mixed([1e-300, 1.0], true)).starts_with("interleave_probs: "));
+    let far_apart = [1e-9, 1.0];
+    assert!(refused(mixed(far_apart, false)).starts_with("disable_shuffling: "));
+    // Shuffled rows are computed, not listed.
+    let options = mixed(far_apart, true);
+    let mut stream = Stream::new(prepared(&options).unwrap().train, StreamOptions::of(&options));
+    assert_eq!(stream.rows_per_epoch(), 10_000_000_010);
+    assert_eq!(stream.next_batch(3).unwrap().docs.len(), 3);
 }
 
 #[test]

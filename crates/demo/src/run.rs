@@ -75,6 +75,8 @@ pub trait Observer: trainer::Observer {
     fn block(&mut self, text: &str) {
         self.message(text.trim_end_matches('\n'));
     }
+    /// The stories are being read or tokenised.
+    fn preparing(&mut self, _: phalanx_data::Progress<'_>) {}
     /// Training is over, the last step was shown: the place to close a progress bar.
     fn trained(&mut self) {}
 }
@@ -225,7 +227,7 @@ impl Demo {
         let stories = corpus::stories(options.seed, options.stories)?;
         folder.write_stories(&stories)?;
         tokenizer::write(&folder.tokenizer(), &stories, shape.vocab_size, shape.max_position_embeddings)?;
-        Demo::with(folder, config, text, claim)
+        Demo::with(folder, config, text, claim, watch)
     }
 
     /// Opens a demo to go on with.
@@ -238,14 +240,23 @@ impl Demo {
         let more = options.steps.or(settings::parse(DEMO_YAML, &path)?.train.max_steps());
         let text = options.further(if done { more.map(|m| step + m) } else { options.steps }).apply(&text);
         let config = settings::parse(&text, &path)?;
-        Demo::with(folder, config, text, claim)
+        Demo::with(folder, config, text, claim, watch)
     }
 
-    fn with(folder: Folder, config: Config, text: String, claim: Option<Claim>) -> Result<Demo> {
+    fn with(
+        folder: Folder,
+        config: Config,
+        text: String,
+        claim: Option<Claim>,
+        watch: &mut dyn Observer,
+    ) -> Result<Demo> {
         config.check_for(Purpose::Train)?;
         let job = Job::prepare(config, Use::Train)?;
         let tokenizer = job.tokenizer()?;
-        let data = prepare(&data_options(&job.config), &tokenizer, None, &|_| {})?;
+        // Progress is told through a shared reference, in this thread.
+        let watch = std::cell::RefCell::new(watch);
+        let on_progress = |p: phalanx_data::Progress<'_>| watch.borrow_mut().preparing(p);
+        let data = prepare(&data_options(&job.config), &tokenizer, None, &on_progress)?;
         let demo = Demo { folder, job, tokenizer, data, text, _claim: claim };
         demo.write_config()?;
         Ok(demo)

@@ -62,6 +62,7 @@ pub struct Generator<'m> {
     options: GeneratorOptions,
     context: usize,
     kv: KvCache,
+    /// As many as were needed at once so far: `max_batch` may be any number.
     slots: Vec<Option<Live>>,
     /// The tokens whose rows lie in each slot's cache.
     cached: Vec<Vec<u32>>,
@@ -93,10 +94,10 @@ impl<'m> Generator<'m> {
             model,
             options,
             context,
-            kv: KvCache::new(&env.rt, options.max_batch),
+            kv: KvCache::new(&env.rt, 0),
             env,
-            slots: (0..options.max_batch).map(|_| None).collect(),
-            cached: vec![Vec::new(); options.max_batch],
+            slots: Vec::new(),
+            cached: Vec::new(),
             waiting: VecDeque::new(),
             sampler: Sampler::default(),
             next_request: 0,
@@ -200,7 +201,14 @@ impl<'m> Generator<'m> {
 
     /// Gives waiting requests the free slots.
     fn admit(&mut self) {
-        while let Some((_, next)) = self.waiting.front() {
+        while !self.waiting.is_empty() {
+            let blank = |s: usize| self.slots[s].is_none() && self.known(s).is_empty();
+            if self.slots.len() < self.options.max_batch && !(0..self.slots.len()).any(blank) {
+                self.kv.add_slot();
+                self.slots.push(None);
+                self.cached.push(Vec::new());
+            }
+            let Some((_, next)) = self.waiting.front() else { return };
             // The slot that shares the longest beginning; among equals the one that loses least.
             let free = (0..self.slots.len()).filter(|&s| self.slots[s].is_none());
             let best = free.max_by_key(|&s| {

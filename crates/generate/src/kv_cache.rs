@@ -64,6 +64,14 @@ impl KvCache {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Makes room for one more sequence.
+    pub fn add_slot(&self) {
+        let mut c = self.lock();
+        c.rows.add_slot();
+        c.lens.push(0);
+        c.idle.push(true);
+    }
+
     /// Number of slots.
     pub fn slots(&self) -> usize {
         self.lock().lens.len()

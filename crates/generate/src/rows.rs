@@ -33,6 +33,10 @@ impl Rows {
         Rows { runs: vec![None; slots], total: 0 }
     }
 
+    pub(crate) fn add_slot(&mut self) {
+        self.runs.push(None);
+    }
+
     /// Rows of the storage.
     pub(crate) fn total(&self) -> usize {
         self.total

@@ -62,6 +62,16 @@ fn impossible_requests_are_refused_with_the_mend() {
 }
 
 #[test]
+fn a_batch_limit_beyond_memory_is_only_a_limit() {
+    let (model, env) = setup();
+    let options = GeneratorOptions { max_batch: usize::MAX, ..GeneratorOptions::default() };
+    let mut generator = Generator::new(&model, &env, options).unwrap();
+    let requests = || vec![request(vec![1, 2, 3]), request(vec![4, 5]), request(vec![6])];
+    let done = generator.generate(requests(), &mut go_on).unwrap();
+    assert_eq!(done, run(requests()).unwrap());
+}
+
+#[test]
 fn generations_end_for_the_reason_they_give() {
     let free = run(vec![request(vec![1, 2, 3])]).unwrap().remove(0);
     assert_eq!((free.ids.len(), free.finish_reason), (8, FinishReason::Length));

@@ -153,6 +153,22 @@ impl ModelConfig {
                 ),
             );
         }
+        // 2^40 numbers are beyond any machine; below that no sum over the weights overflows.
+        let hidden = self.hidden_size;
+        for (key, sizes) in [
+            ("vocab_size", [self.vocab_size, 1, hidden]),
+            ("intermediate_size", [self.intermediate_size, 1, hidden]),
+            ("num_attention_heads", [self.num_attention_heads, self.head_dim, hidden]),
+        ] {
+            let product = sizes.iter().try_fold(1usize, |product, n| product.checked_mul(*n));
+            if product.is_none_or(|n| n > 1 << 40) {
+                let sizes = sizes.iter().filter(|n| **n != 1).map(ToString::to_string).collect::<Vec<_>>().join(" × ");
+                return r.refuse(
+                    key,
+                    &format!("makes a weight of {sizes} numbers, beyond any machine; is a size mistyped?"),
+                );
+            }
+        }
         if !self.rope.dim.is_multiple_of(2) || self.rope.dim == 0 {
             return r.refuse("head_dim", &format!("rotary dimensions must be even, got {}", self.rope.dim));
         }
@@ -172,8 +188,8 @@ impl ModelConfig {
     /// Floating-point operations a token costs in training: 6 a parameter, and causal attention forward and backward at
     /// sequence length `seq` (half of the full convention).
     pub fn train_flops_per_token(&self, seq: usize) -> f64 {
-        let attention = 6 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq;
-        6.0 * self.num_params() as f64 + attention as f64
+        let attention = 6.0 * (self.num_hidden_layers * self.num_attention_heads * self.head_dim) as f64 * seq as f64;
+        6.0 * self.num_params() as f64 + attention
     }
 
     /// `config.json` for weights stored as `dtype`.
@@ -458,6 +474,24 @@ mod tests {
             assert_eq!(windows(family, none), [None; 2]);
         }
         assert_eq!(windows("llama", json!({})), [None; 2]);
+    }
+
+    #[test]
+    fn sizes_whose_products_overflow_are_refused() {
+        let big = 1u64 << 32;
+        for (more, key) in [
+            (json!({"num_attention_heads": big, "num_key_value_heads": 1, "head_dim": big}), "num_attention_heads"),
+            (json!({"vocab_size": big, "hidden_size": big, "head_dim": 16}), "vocab_size"),
+            (json!({"intermediate_size": big, "hidden_size": 1024, "head_dim": 16}), "intermediate_size"),
+        ] {
+            let e = read("qwen3", more).unwrap_err().to_string();
+            assert!(e.starts_with("config.json") && e.contains(key) && e.contains("beyond any machine"), "{e}");
+        }
+        // The largest that is accepted can be counted.
+        let most = json!({"vocab_size": 1u64 << 32, "hidden_size": 256, "num_hidden_layers": 10_000});
+        let config = read("qwen3", most).unwrap();
+        assert!(config.num_params() > 1 << 40);
+        assert!(config.train_flops_per_token(usize::MAX).is_finite());
     }
 
     #[test]

@@ -31,11 +31,11 @@ pub struct Summary {
     pub total_steps: u64,
     /// Passes over the data done.
     pub epochs: f64,
-    /// Tokens read by this process.
+    /// Tokens read, in all processes of the run together.
     pub tokens: u64,
     /// Tokens among them that counted in the loss.
     pub label_tokens: u64,
-    /// Seconds of training, this process.
+    /// Seconds of training, in all processes of the run together.
     pub seconds: f64,
     /// Steps skipped because something was not finite.
     pub skipped_steps: u64,

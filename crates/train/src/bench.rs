@@ -38,6 +38,9 @@ pub fn shape_config(name: &str, max_position: usize) -> Result<Value> {
     }))
 }
 
+/// Most tokens of a step.
+const MOST_TOKENS: usize = 1 << 31;
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
@@ -104,6 +107,16 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     if o.batch == 0 || o.seq < 2 || o.steps == 0 {
         return Err(TrainError::setting("bench", "needs batch ≥ 1, seq ≥ 2 and steps ≥ 1"));
     }
+    // Positions and targets are 32-bit numbers; far below that, no machine has the memory.
+    if o.batch.checked_mul(o.seq).is_none_or(|tokens| tokens > MOST_TOKENS) {
+        return Err(TrainError::setting(
+            "bench",
+            format!("{} sequences of {} tokens are more than 2^31 tokens a step; lower batch or seq", o.batch, o.seq),
+        ));
+    }
+    let Some(all_steps) = o.warmup.checked_add(o.steps) else {
+        return Err(TrainError::setting("bench", "warmup and steps together are more than can be counted; lower them"));
+    };
     let config = ModelConfig::from_json("shape", shape_config(&o.shape, o.seq.max(2048))?)?;
     let model = Model::new(&config)?;
     initialise(rt, &model, 0)?;
@@ -120,7 +133,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     }
     let (mut times, mut losses) = (vec![], vec![]);
     let mut asked_before = 0;
-    for i in 0..o.warmup + o.steps {
+    for i in 0..all_steps {
         if i == o.warmup {
             asked_before = rt.pool().stats().system_allocations;
         }
@@ -168,4 +181,23 @@ fn random_batch(rows: usize, seq: usize, vocab: usize) -> TokenBatch {
     let ids: Vec<u32> = (0..(rows * seq) as u64).map(|i| (s.uniform(i) * vocab as f32) as u32).collect();
     let trained = vec![true; seq];
     TokenBatch::from_documents(ids.chunks(seq).enumerate().map(|(i, d)| (i as u64, d, trained.as_slice())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_beyond_counting_are_refused() {
+        let refused = |batch, seq, warmup, steps| {
+            let shape = "tiny-15m".to_owned();
+            let o = BenchOptions { shape, batch, seq, dtype: DType::F32, warmup, steps, recompute: false };
+            bench_train(&Runtime::new(1), &o).unwrap_err().to_string()
+        };
+        for (batch, seq) in [(usize::MAX, 512), (4, usize::MAX), (1 << 20, 1 << 20)] {
+            let e = refused(batch, seq, 0, 1);
+            assert!(e.starts_with("bench: ") && e.contains("lower batch or seq"), "{e}");
+        }
+        assert!(refused(1, 8, usize::MAX, 1).contains("lower them"));
+    }
 }

@@ -368,14 +368,13 @@ fn with_what_they_stand_on(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
 pub fn model_config(config: &Config) -> Result<ModelConfig> {
     let m = &config.model;
     if let Some(map) = &m.model {
-        return Ok(ModelConfig::from_json("model", crate::yaml_value(&map.0))?);
+        return Ok(ModelConfig::from_json("model", map.0.to_json())?);
     }
     if let Some(shape) = &m.shape {
         return Ok(ModelConfig::from_json("shape", crate::bench::shape_config(shape, 2048)?)?);
     }
     if let Some(path) = &m.config_name_or_path {
-        let dir = if path.is_file() { path.parent().unwrap_or(Path::new(".")) } else { path.as_path() };
-        return Ok(ModelConfig::from_folder(dir)?);
+        return Ok(ModelConfig::from_folder(folder_of("config_name_or_path", path, "config.json")?)?);
     }
     match &m.model_name_or_path {
         Some(dir) => Ok(ModelConfig::from_folder(dir)?),
@@ -389,15 +388,32 @@ pub fn model_config(config: &Config) -> Result<ModelConfig> {
 /// If the configuration names none.
 pub fn tokenizer_dir(config: &Config) -> Result<PathBuf> {
     let m = &config.model;
-    let named = m.tokenizer_name_or_path.clone().or_else(|| m.model_name_or_path.as_ref().map(PathBuf::from));
-    match named {
-        Some(p) if p.is_file() => Ok(p.parent().unwrap_or(Path::new(".")).to_path_buf()),
-        Some(p) => Ok(p),
-        None => Err(TrainError::setting(
+    match (&m.tokenizer_name_or_path, &m.model_name_or_path) {
+        (Some(path), _) => folder_of("tokenizer_name_or_path", path, "tokenizer.json"),
+        (None, Some(dir)) => Ok(dir.into()),
+        (None, None) => Err(TrainError::setting(
             "tokenizer_name_or_path",
             "is missing: a model that starts from scratch needs a folder with tokenizer.json",
         )),
     }
+}
+
+/// The folder that `path` is, or whose `file` it is. Another file would be passed over for that one.
+fn folder_of(key: &str, path: &Path, file: &str) -> Result<PathBuf> {
+    if !path.is_file() {
+        return Ok(path.to_path_buf());
+    }
+    if path.file_name().is_none_or(|name| name != file) {
+        return Err(TrainError::setting(
+            key,
+            format!(
+                "{} is a file of another name than {file}, which is what is read; name a {file}, or the folder that holds it",
+                path.display()
+            ),
+        ));
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    Ok(folder.unwrap_or(Path::new(".")).to_path_buf())
 }
 
 /// Everything frozen, weights as `infer_dtype` says.
@@ -420,7 +436,7 @@ pub fn data_options(config: &Config) -> DataOptions {
     use phalanx_config as written;
     use phalanx_data as data;
     let d = &config.data;
-    let kwargs = d.template_kwargs.as_ref().map(|map| crate::yaml_value(&map.0));
+    let kwargs = d.template_kwargs.as_ref().map(|map| map.0.to_json());
     DataOptions {
         stage: match config.method.stage {
             written::Stage::Pt => data::Stage::Pt,
@@ -454,7 +470,9 @@ pub fn data_options(config: &Config) -> DataOptions {
             written::MixStrategy::InterleaveUnder => data::MixStrategy::InterleaveUnder,
             written::MixStrategy::InterleaveOver => data::MixStrategy::InterleaveOver,
         },
-        interleave_probs: (!d.interleave_probs.is_empty()).then(|| d.interleave_probs.clone()),
+        // Noted as without effect by the config crate; the data crate takes no idle weights.
+        interleave_probs: (d.mix_strategy != written::MixStrategy::Concat && !d.interleave_probs.is_empty())
+            .then(|| d.interleave_probs.clone()),
         max_samples: d.max_samples.map(|n| n as usize),
         val_size: d.val_size,
         shuffle: !d.disable_shuffling,
@@ -493,5 +511,51 @@ mod tests {
         );
         assert!(o.skip_bad_samples && o.packing && o.seed == 7);
         assert!(data_options(&Config::parse("train_on_chosen: true\n", "run.yaml", &[]).unwrap()).train_on_chosen);
+    }
+
+    #[test]
+    fn quoted_text_stays_text() {
+        let text = "template_kwargs: {version: \"1.10\", flag: 'true', none: 'null', year: 2024, deep: [\"7\", 7]}\n";
+        let o = data_options(&Config::parse(text, "run.yaml", &[]).unwrap());
+        assert_eq!(
+            serde_json::Value::from(o.template_kwargs),
+            serde_json::json!({"version": "1.10", "flag": "true", "none": "null", "year": 2024, "deep": ["7", 7]})
+        );
+    }
+
+    #[test]
+    fn idle_weights_of_data_sets_do_not_reach_the_data_crate() {
+        let probs = |mix: &str| {
+            let text = format!("dataset: a, b\ninterleave_probs: 0.5, 0.5\nmix_strategy: {mix}\n");
+            data_options(&Config::parse(&text, "run.yaml", &[]).unwrap()).interleave_probs
+        };
+        assert_eq!(probs("concat"), None);
+        assert_eq!(probs("interleave_under"), Some(vec![0.5, 0.5]));
+    }
+
+    #[test]
+    fn a_file_of_another_name_is_not_taken_for_the_one_beside_it() {
+        let dir = std::env::temp_dir().join(format!("phalanx-job-files-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        for name in ["config.json", "tokenizer.json", "other.json"] {
+            std::fs::write(dir.join(name), "{}").unwrap();
+        }
+        let config = |key: &str, name: &str| {
+            let text =
+                format!("train_from_scratch: true\nfinetuning_type: full\n{key}: {}\n", dir.join(name).display());
+            Config::parse(&text, "run.yaml", &[]).unwrap()
+        };
+        let tokenizer = |name: &str| tokenizer_dir(&config("tokenizer_name_or_path", name)).map_err(|e| e.to_string());
+        assert_eq!(tokenizer("tokenizer.json"), Ok(dir.clone()));
+        assert_eq!(tokenizer(""), Ok(dir.join("")));
+        let model = |name: &str| model_config(&config("config_name_or_path", name)).unwrap_err().to_string();
+        assert!(model("config.json").contains("model_type"), "read, and found wanting: {}", model("config.json"));
+        for (key, wanted, e) in [
+            ("tokenizer_name_or_path: ", "tokenizer.json", tokenizer("other.json").unwrap_err()),
+            ("config_name_or_path: ", "config.json", model("other.json")),
+        ] {
+            assert!(e.starts_with(key) && e.contains("other.json") && e.contains(&format!("name a {wanted}")), "{e}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

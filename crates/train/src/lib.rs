@@ -39,20 +39,3 @@ pub mod step;
 pub mod trainer;
 
 pub use error::{Result, TrainError};
-
-/// A YAML node as JSON with numbers and booleans read as such (the config crate keeps scalars as text until a type asks).
-fn yaml_value(node: &phalanx_config::node::Node) -> serde_json::Value {
-    fn read(v: serde_json::Value) -> serde_json::Value {
-        use serde_json::Value;
-        match v {
-            Value::String(s) => serde_json::from_str::<Value>(&s)
-                .ok()
-                .filter(|v| v.is_number() || v.is_boolean() || v.is_null())
-                .unwrap_or(Value::String(s)),
-            Value::Array(a) => a.into_iter().map(read).collect(),
-            Value::Object(o) => o.into_iter().map(|(k, v)| (k, read(v))).collect(),
-            other => other,
-        }
-    }
-    read(node.to_json())
-}

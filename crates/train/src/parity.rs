@@ -51,13 +51,18 @@ struct Case {
     greedy_continuation: Vec<u32>,
 }
 
+/// How a golden folder is called in reports.
+pub fn case_name(dir: &Path) -> String {
+    dir.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
 /// Runs a golden folder.
 ///
 /// # Errors
 /// If the folder is not complete, or its family is not supported ([`ModelError::UnknownFamily`]).
 pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
     let dir = dir.as_ref();
-    let case_name = dir.file_name().map_or_else(|| dir.display().to_string(), |n| n.to_string_lossy().into_owned());
+    let case_name = case_name(dir);
     let bad = |why: String| TrainError::Golden { case: dir.display().to_string(), why };
     let case: Case = {
         let path = dir.join("case.json");

@@ -180,7 +180,7 @@ pub fn recorded(config: &Config) -> Result<Map<String, Value>> {
     all.remove("plan");
     let document = config.plan()?;
     for key in ["recompute", "freeze", "train", "adapters", "precision"] {
-        let value = crate::yaml_value(&document.root).get(key).cloned().unwrap_or(Value::Null);
+        let value = document.root.get(key).map_or(Value::Null, |node| node.to_json());
         all.insert(format!("plan.{key}"), value);
     }
     Ok(all)

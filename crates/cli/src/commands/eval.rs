@@ -3,13 +3,14 @@
 use std::sync::atomic::AtomicBool;
 
 use phalanx_config::{InferDtype, Purpose, Stage};
-use phalanx_data::prepare;
+use phalanx_data::{prepare, prepare_eval};
 use phalanx_nn::{Batch, Env};
 use phalanx_train::evaluate::{evaluate, perplexity};
 use phalanx_train::job::{Job, Use, data_options};
 use serde_json::json;
 
 use super::configured;
+use super::preparing::Bar;
 use crate::out;
 use crate::outcome::{Outcome, Result};
 
@@ -27,18 +28,21 @@ pub fn run(args: &[String]) -> Result<Outcome> {
         Stage::Pt => None,
         Stage::Sft => Some(job.template(&tokenizer)?.0),
     };
-    let mut options = data_options(&job.config);
-    let named = !options.eval_dataset.is_empty();
-    if named && options.dataset.is_empty() {
-        options.dataset = std::mem::take(&mut options.eval_dataset);
-    }
-    let data = prepare(&options, &tokenizer, template.as_ref(), &|_| {})?;
-    data.messages.iter().for_each(|m| eprintln!("{m}"));
-    if data.eval.is_none() && !named {
-        eprintln!("note: neither eval_dataset nor val_size is set, so the training data is measured");
-    }
-    // The part held back where there is one, else all that was named.
-    let corpus = data.eval.unwrap_or(data.train);
+    let options = data_options(&job.config);
+    let bar = Bar::new(c.json || c.plain);
+    let (corpus, messages) = if options.eval_dataset.is_empty() {
+        let data = prepare(&options, &tokenizer, template.as_ref(), &|p| bar.data(p))?;
+        let mut messages = data.messages;
+        if data.eval.is_none() {
+            messages.push("note: neither eval_dataset nor val_size is set, so the training data is measured".into());
+        }
+        // The part held back where there is one, else all that was named.
+        (data.eval.unwrap_or(data.train), messages)
+    } else {
+        prepare_eval(&options, &tokenizer, template.as_ref(), &|p| bar.data(p))?
+    };
+    drop(bar);
+    messages.iter().for_each(|m| eprintln!("{m}"));
     job.load(None)?;
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.adapters = job.adapters.clone();

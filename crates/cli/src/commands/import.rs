@@ -6,6 +6,7 @@ use phalanx_formats::{gguf, llama2c};
 use phalanx_report::units;
 use serde_json::json;
 
+use super::preparing::Bar;
 use crate::args::{Import, ImportOptions as Args, Stored};
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -14,11 +15,13 @@ pub fn run(what: Import) -> Result<Outcome> {
     super::watch::abandon_on_signal()?;
     let (path, json, report) = match what {
         Import::Gguf { file, out, options } => {
-            let report = gguf::import(&file, &out, convert(&options), &mut |_| {})?;
+            let bar = Bar::new(options.json);
+            let report = gguf::import(&file, &out, convert(&options), &mut |p| bar.import(p))?;
             (out, options.json, report)
         }
         Import::Llama2c { file, tokenizer, out, options } => {
-            let report = llama2c::import(&file, &tokenizer, &out, convert(&options), &mut |_| {})?;
+            let bar = Bar::new(options.json);
+            let report = llama2c::import(&file, &tokenizer, &out, convert(&options), &mut |p| bar.import(p))?;
             (out, options.json, report)
         }
     };

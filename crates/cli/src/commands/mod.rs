@@ -12,6 +12,7 @@ mod generate;
 mod import;
 mod model;
 mod plan;
+mod preparing;
 mod shell;
 mod train;
 mod verify;

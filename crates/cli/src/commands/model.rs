@@ -69,14 +69,14 @@ impl Loaded {
             min_p: s.min_p,
             repetition_penalty: s.repetition_penalty,
         };
-        let (c, g) = (&self.job.config, &self.job.config.generation);
+        let g = &self.job.config.generation;
         let written = SamplingChoice {
-            do_sample: c.is_set("do_sample").then_some(g.do_sample),
-            temperature: c.is_set("temperature").then_some(g.temperature),
-            top_k: c.is_set("top_k").then_some(g.top_k),
-            top_p: c.is_set("top_p").then_some(g.top_p),
-            min_p: c.is_set("min_p").then_some(g.min_p),
-            repetition_penalty: c.is_set("repetition_penalty").then_some(g.repetition_penalty),
+            do_sample: g.do_sample,
+            temperature: g.temperature,
+            top_k: g.top_k,
+            top_p: g.top_p,
+            min_p: g.min_p,
+            repetition_penalty: g.repetition_penalty,
         };
         Ok(typed.or(written).or(self.defaults.sampling).params()?)
     }
@@ -107,10 +107,7 @@ impl Loaded {
 
     /// Longest answer.
     pub fn max_new_tokens(&self, s: &Sampling, fallback: usize) -> usize {
-        let c = &self.job.config;
-        s.max_new_tokens
-            .or_else(|| c.is_set("max_new_tokens").then_some(c.generation.max_new_tokens))
-            .or(self.defaults.max_new_tokens)
-            .unwrap_or(fallback)
+        let written = self.job.config.generation.max_new_tokens;
+        s.max_new_tokens.or(written).or(self.defaults.max_new_tokens).unwrap_or(fallback)
     }
 }

@@ -16,6 +16,7 @@ use phalanx_train::trainer::{self, Finished, Observer};
 use serde_json::json;
 
 use super::configured;
+use super::preparing::Bar;
 use super::shell::command;
 use super::watch::{Watch, interrupts};
 use crate::outcome::{Outcome, Result};
@@ -45,7 +46,9 @@ pub fn run(args: &[String]) -> Result<Outcome> {
             Some(template)
         }
     };
-    let data = prepare(&options, &tokenizer, template.as_ref(), &|_| {})?;
+    let bar = Bar::new(c.json || plain);
+    let data = prepare(&options, &tokenizer, template.as_ref(), &|p| bar.data(p))?;
+    drop(bar);
     data.messages.iter().for_each(|m| watch.message(m));
     describe(&job, &data, &mut watch);
     interrupts(&stop)?;

@@ -2,6 +2,7 @@
 
 use phalanx_report::Table;
 use phalanx_train::parity;
+use serde_json::json;
 
 use crate::args::Verify;
 use crate::out;
@@ -23,15 +24,17 @@ pub fn run(what: Verify) -> Result<Outcome> {
                 }
                 rows.push(p);
             }
-            Err(e) if parity::is_unsupported(&e) => {
-                eprintln!("unsupported: {}", chain(&e));
-                if outcome == Outcome::Done {
+            Err(e) => {
+                let unsupported = parity::is_unsupported(&e);
+                eprintln!("{}: {}", if unsupported { "unsupported" } else { "error" }, chain(&e));
+                if json {
+                    out::line(json!({"case": parity::case_name(dir), "pass": false, "error": chain(&e)}))?;
+                }
+                if !unsupported {
+                    outcome = Outcome::Failed;
+                } else if outcome == Outcome::Done {
                     outcome = Outcome::Unsupported;
                 }
-            }
-            Err(e) => {
-                eprintln!("error: {}", chain(&e));
-                outcome = Outcome::Failed;
             }
         }
     }

@@ -57,7 +57,9 @@ fn what_peft_can_and_this_cannot_is_refused_by_name() {
         ("init_lora_weights", "\"olora\"", "changed the base model's weights"),
         ("rank_pattern", "{\"q_proj\": 2}", "rank_pattern"),
         ("r", "8", "shape"),
-        ("r", "0", "r must be at least 1"),
+        ("r", "0", "r: must be a whole number of at least 1"),
+        ("use_rslora", "\"yes\"", "use_rslora: must be true or false"),
+        ("layers_to_transform", "[0]", "layers_to_transform"),
     ] {
         let mut c: serde_json::Value = serde_json::from_str(&text).unwrap();
         c[key] = serde_json::from_str(value).unwrap();

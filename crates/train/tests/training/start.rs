@@ -136,7 +136,9 @@ fn other_settings_are_named() {
         ("plan: {precision: bf16}\n", "plan.precision"),
     ] {
         let e = refused(&bench, keys);
-        assert!(e.contains(word) && e.contains("checkpoint-3") && e.contains("resume_from_checkpoint: true"), "{e}");
+        assert!(e.contains(word) && e.contains("checkpoint-3") && e.contains("overwrite_output_dir=true"), "{e}");
+        // Other rows are refused in any case, so that way is not offered.
+        assert_eq!(e.contains("resume_from_checkpoint=true"), word != "cutoff_len", "{e}");
         // By name it is allowed, and told.
         let s = start(&bench, &format!("{keys}resume_from_checkpoint: true\n")).unwrap();
         assert!(s.notes.iter().any(|n| n.contains(word)), "{:?}", s.notes);
@@ -188,10 +190,11 @@ fn damaged_checkpoints_say_so() {
 #[test]
 fn a_mistake_found_late_costs_nothing() {
     let bench = begun("late");
-    let before = std::fs::read(bench.out("out").join("model.safetensors")).unwrap();
+    let model = bench.out("out").join("checkpoint-3").join("model.safetensors");
+    let before = std::fs::read(&model).unwrap();
     let keys = "overwrite_output_dir: true\nfinetuning_type: lora\nlora_rank: 5000\n";
     let e = run(bench.config("out", keys), None).unwrap_err().to_string();
     assert!(e.contains("lora_rank"), "{e}");
-    assert_eq!(std::fs::read(bench.out("out").join("model.safetensors")).unwrap(), before);
-    assert!(bench.out("out").join("checkpoint-3").is_dir());
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    assert!(bench.out("out").join("checkpoint-2").is_dir());
 }
