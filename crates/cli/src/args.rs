@@ -327,9 +327,23 @@ pub struct BenchTrain {
     /// Recompute every block in backward.
     #[arg(long)]
     pub recompute: bool,
+    /// How exact the products of linear layers must be.
+    #[arg(long, value_enum, default_value_t = Exactness::F32)]
+    pub arithmetic: Exactness,
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A type of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Exactness {
+    /// As f32
+    F32,
+    /// 16 bits of each operand count
+    Bf16x2,
+    /// Operands rounded to bf16
+    Bf16,
 }
 
 /// A type of weights.

@@ -7,7 +7,7 @@
 
 use crate::elementwise::sum_rows;
 use crate::error::{bad_shape, check_len};
-use crate::gemm::{Gemm, gemm};
+use crate::gemm::{Arithmetic, Gemm, gemm};
 use crate::par::{Parts, rows_per_task};
 use crate::simd::math::{exp, sum_over};
 use crate::simd::simd_fn;
@@ -144,6 +144,8 @@ simd_fn! {
 /// The fused head: what goes in.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy<'a> {
+    /// How exact its three products must be.
+    pub arithmetic: Arithmetic,
     /// Hidden rows [T,H].
     pub hidden: &'a [f32],
     /// Output projection [V,H].
@@ -215,7 +217,7 @@ pub fn linear_cross_entropy(
         }
         let x = &a.hidden[start * h..(start + rows) * h];
         let z = &mut logits[..rows * v];
-        gemm(dev, &Gemm::nt(rows, v, h, x.into(), a.weight).bias(a.bias), z)?;
+        gemm(dev, &Gemm::nt(rows, v, h, x.into(), a.weight).bias(a.bias).arithmetic(a.arithmetic), z)?;
         log_probs(dev, z, targets, &mut logp[start..start + rows], &mut lse[..rows])?;
         loss.count += counted;
         loss.sum -= logp[start..start + rows].iter().map(|&p| f64::from(p)).sum::<f64>();
@@ -224,10 +226,12 @@ pub fn linear_cross_entropy(
         }
         grad_in_place(dev, z, targets, &lse[..rows], a.grad_scale)?;
         if let Some(d) = d_hidden.as_deref_mut() {
-            gemm(dev, &Gemm::nn(rows, h, v, Mat::F32(z), a.weight), &mut d[start * h..(start + rows) * h])?;
+            let product = Gemm::nn(rows, h, v, Mat::F32(z), a.weight).arithmetic(a.arithmetic);
+            gemm(dev, &product, &mut d[start * h..(start + rows) * h])?;
         }
         if let Some(d) = d_weight.as_deref_mut() {
-            gemm(dev, &Gemm::tn(v, h, rows, Mat::F32(z), x.into()).accumulate(true), d)?;
+            let product = Gemm::tn(v, h, rows, Mat::F32(z), x.into()).accumulate(true).arithmetic(a.arithmetic);
+            gemm(dev, &product, d)?;
         }
         if let Some(d) = d_bias.as_deref_mut() {
             sum_rows(dev, z, d)?;

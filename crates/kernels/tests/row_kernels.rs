@@ -223,6 +223,7 @@ fn log_sum_exp_of_infinities_and_nan() {
 fn head_case(t: usize, h: usize, v: usize, chunk: usize, bias: bool, targets: &[i32]) {
     let (hidden, weight, b) = (values(1, t * h), values(2, v * h), values(3, v));
     let a = LinearCrossEntropy {
+        arithmetic: Default::default(),
         hidden: &hidden,
         weight: weight[..].into(),
         bias: bias.then_some(&b[..]),
@@ -275,6 +276,7 @@ fn the_fused_head_refuses_bad_targets_and_space() {
     let dev = Device::new(1);
     let run = |targets: &[i32], chunk, space: usize| {
         let a = LinearCrossEntropy {
+            arithmetic: Default::default(),
             hidden: &[1.0; 4],
             weight: Mat::F32(&[1.0; 6]),
             bias: None,

@@ -86,6 +86,7 @@ pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) 
         weight: model.head().param()?,
         targets: Arc::clone(targets),
         chunk_bytes: cx.env().logits_chunk_bytes,
+        arithmetic: cx.env().plan.arithmetic("lm_head"),
     };
     let (rt, tape) = cx.parts();
     Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)

@@ -8,7 +8,7 @@ use phalanx_tensor::{Runtime, Tensor};
 
 use crate::layers::RopeTables;
 use crate::recompute;
-use crate::{AdapterSet, Batch, KvCache, LowRank, Module, ResolvedPlan, Result};
+use crate::{AdapterSet, Arithmetic, Batch, KvCache, LowRank, Module, ResolvedPlan, Result};
 
 /// What stays the same during one forward and backward pass.
 #[derive(Clone)]
@@ -126,6 +126,11 @@ impl Cx {
     /// The low-rank adapter of the module in scope, if any.
     pub fn adapter(&self) -> Option<Arc<LowRank>> {
         self.env.adapters.by_path.get(&self.path).cloned()
+    }
+
+    /// How exact the products of the module in scope must be.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.env.plan.arithmetic(&self.path)
     }
 
     /// Randomness of the module in scope in this micro-batch.

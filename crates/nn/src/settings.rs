@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+pub use phalanx_kernels::gemm::Arithmetic;
 use phalanx_tensor::DType;
 
 /// The settings of one module.
@@ -11,6 +12,8 @@ pub struct ModuleSettings {
     pub recompute: bool,
     /// Type that its parameters are computed with (the optimizer keeps f32 masters).
     pub precision: DType,
+    /// How exact its products must be.
+    pub arithmetic: Arithmetic,
     /// Whether its own parameters are trained.
     pub trainable: bool,
     /// Whether a low-rank adapter sits beside its weight.
@@ -19,7 +22,13 @@ pub struct ModuleSettings {
 
 impl Default for ModuleSettings {
     fn default() -> Self {
-        ModuleSettings { recompute: false, precision: DType::F32, trainable: true, adapter: false }
+        ModuleSettings {
+            recompute: false,
+            precision: DType::F32,
+            arithmetic: Arithmetic::F32,
+            trainable: true,
+            adapter: false,
+        }
     }
 }
 
@@ -31,6 +40,10 @@ pub struct ResolvedPlan {
 }
 
 impl ResolvedPlan {
+    /// How exact the products of the module at `path` must be.
+    pub fn arithmetic(&self, path: &str) -> Arithmetic {
+        self.modules.get(path).map_or(Arithmetic::F32, |m| m.arithmetic)
+    }
     /// Whether the module at `path` is to be recomputed.
     pub fn recompute(&self, path: &str) -> bool {
         self.modules.get(path).is_some_and(|m| m.recompute)

@@ -29,6 +29,6 @@ mod show;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use pattern::{Pattern, PatternError};
-pub use plan::{Plan, Precision};
+pub use plan::{Exactness, Plan, Precision};
 pub use resolve::{Conflict, Site, resolve, sites};
 pub use show::show;

@@ -1,6 +1,8 @@
 //! What a plan says, before it is resolved against a model.
 
+use phalanx_nn::Arithmetic;
 use phalanx_tensor::DType;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Precision of a module's parameters while computing.
@@ -12,6 +14,30 @@ pub enum Precision {
     /// bfloat16 storage; trained parameters keep f32 masters in the optimizer.
     #[serde(rename = "bf16", alias = "bfloat16")]
     Bf16,
+}
+
+/// How exact the products of linear layers must be. Other machines than those with bf16 tiles make them in f32 whatever is permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exactness {
+    /// As f32.
+    #[serde(rename = "f32", alias = "float32", alias = "fp32")]
+    F32,
+    /// 16 bits of each operand count.
+    #[serde(rename = "bf16x2")]
+    Bf16x2,
+    /// Operands are rounded to bf16.
+    #[serde(rename = "bf16", alias = "bfloat16")]
+    Bf16,
+}
+
+impl From<Exactness> for Arithmetic {
+    fn from(e: Exactness) -> Arithmetic {
+        match e {
+            Exactness::F32 => Arithmetic::F32,
+            Exactness::Bf16x2 => Arithmetic::Bf16x2,
+            Exactness::Bf16 => Arithmetic::Bf16,
+        }
+    }
 }
 
 impl From<Precision> for DType {
@@ -42,6 +68,10 @@ pub struct Plan {
     /// Precision by pattern, later lines winning over earlier ones; without a line, f32.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
     pub precision: Vec<(String, Precision)>,
+    /// Exactness of products by pattern, later lines winning over earlier ones; without a line, f32. Norms, attention and embedding
+    /// are always exact.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
+    pub arithmetic: Vec<(String, Exactness)>,
 }
 
 fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<String>, D::Error> {
@@ -58,15 +88,15 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<String>, D:
 }
 
 /// A map in the order it was written.
-fn pairs<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<(String, Precision)>, D::Error> {
+fn pairs<'de, D: serde::Deserializer<'de>, P: DeserializeOwned>(d: D) -> Result<Vec<(String, P)>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Form {
-        All(Precision),
+    enum Form<P> {
+        All(P),
         Map(serde_json::Map<String, serde_json::Value>),
-        Pairs(Vec<(String, Precision)>),
+        Pairs(Vec<(String, P)>),
     }
-    match Form::deserialize(d)? {
+    match Form::<P>::deserialize(d)? {
         Form::All(p) => Ok(vec![("**".into(), p)]),
         Form::Pairs(p) => Ok(p),
         Form::Map(m) => m

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use phalanx_nn::{Describe, ModuleSettings, ResolvedPlan};
-use phalanx_tensor::DType;
 
 use crate::compatibility::{Feature, Verdict, verdict};
 use crate::{Pattern, Plan};
@@ -96,6 +95,9 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
     let precision: Vec<_> =
         plan.precision.iter().map(|(p, v)| (find("precision", std::slice::from_ref(p)), *v)).collect();
 
+    let arithmetic: Vec<_> =
+        plan.arithmetic.iter().map(|(p, v)| (find("arithmetic", std::slice::from_ref(p)), *v)).collect();
+
     let inside = |i: usize, roots: &[usize]| roots.iter().any(|&r| below(&model[i].path, &model[r].path));
     let restricts = !plan.train.is_empty() || !plan.adapters.is_empty();
     let mut modules = BTreeMap::new();
@@ -104,11 +106,16 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
             trainable: (!restricts || inside(i, &trained)) && !inside(i, &frozen),
             adapter: adapted.contains(&i),
             recompute: recomputed.contains(&i),
-            precision: DType::F32,
+            ..ModuleSettings::default()
         };
         for (roots, p) in &precision {
             if inside(i, roots) {
                 s.precision = (*p).into();
+            }
+        }
+        for (roots, e) in &arithmetic {
+            if inside(i, roots) {
+                s.arithmetic = (*e).into();
             }
         }
         if s.adapter && site.kind != "linear" {

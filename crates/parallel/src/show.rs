@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use phalanx_nn::{ModuleSettings, ResolvedPlan};
+use phalanx_nn::{Arithmetic, ModuleSettings, ResolvedPlan};
 
 use crate::Site;
 
@@ -64,6 +64,9 @@ fn words(site: &Site, s: &ModuleSettings) -> String {
     if !site.parameters.is_empty() {
         w.push(s.precision.to_string());
         w.push(if s.trainable { "trained".into() } else { "frozen".into() });
+    }
+    if matches!(site.kind.as_str(), "linear" | "head") && s.arithmetic != Arithmetic::F32 {
+        w.push(format!("{} products", s.arithmetic));
     }
     if s.adapter {
         w.push("+ adapter".into());

@@ -3,7 +3,8 @@
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::Env;
+use phalanx_nn::{Arithmetic, Env};
+use phalanx_parallel::Exactness;
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
 use serde::Serialize;
@@ -58,6 +59,8 @@ pub struct BenchOptions {
     pub steps: usize,
     /// Whether blocks are recomputed.
     pub recompute: bool,
+    /// How exact products must be.
+    pub arithmetic: Exactness,
 }
 
 /// What a run gave; the names of the peer's fields.
@@ -71,6 +74,10 @@ pub struct BenchResult {
     pub params: usize,
     /// `f32` or `bf16`.
     pub dtype: &'static str,
+    /// How exact products had to be.
+    pub arithmetic: String,
+    /// Instruction set that the kernels ran on.
+    pub isa: String,
     /// Always false; the peer's field.
     pub compile: bool,
     /// Whether blocks were recomputed.
@@ -126,11 +133,13 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     let mut optimizer = AdamW::new(rt, &params, &|_| o.dtype, options)?;
     let batch = random_batch(o.batch, o.seq, config.vocab_size);
     let mut env = Env::new(rt.clone(), layout(&batch));
-    if o.recompute {
-        let plan = phalanx_parallel::Plan { recompute: vec!["model.layers.{*}".into()], ..Default::default() };
-        let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
-        env.plan = resolved.into();
-    }
+    let plan = phalanx_parallel::Plan {
+        recompute: if o.recompute { vec!["model.layers.{*}".into()] } else { vec![] },
+        arithmetic: vec![("**".into(), o.arithmetic)],
+        ..Default::default()
+    };
+    let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
+    env.plan = resolved.into();
     let (mut times, mut losses) = (vec![], vec![]);
     let mut asked_before = 0;
     for i in 0..all_steps {
@@ -160,6 +169,8 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         shape: o.shape.clone(),
         params: config.num_params(),
         dtype: if o.dtype == DType::F32 { "f32" } else { "bf16" },
+        arithmetic: Arithmetic::from(o.arithmetic).to_string(),
+        isa: rt.device().isa().to_string(),
         compile: false,
         checkpoint: o.recompute,
         threads: rt.device().team().threads(),

@@ -1,7 +1,7 @@
 //! y = α·x·Wᵀ + b.
 
 use phalanx_kernels::elementwise;
-use phalanx_kernels::gemm::{Gemm, gemm};
+use phalanx_kernels::gemm::{Arithmetic, Gemm, gemm};
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
 use super::Param;
@@ -15,6 +15,8 @@ pub struct LinearSpec {
     pub bias: Option<Param>,
     /// Factor of the product (1, or the scale of a low-rank adapter).
     pub alpha: f32,
+    /// How exact its products must be, in forward and backward.
+    pub arithmetic: Arithmetic,
 }
 
 /// x [T, in] → [T, out], f32.
@@ -31,6 +33,7 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
         Some(b) => Some(rt.to_vec(&b.value)?),
     };
     let call = Gemm::nt(t, n, k, x.mat(), w.mat()).alpha(spec.alpha).bias(bias.as_deref());
+    let call = call.arithmetic(spec.arithmetic);
     gemm(rt.device(), &call, y.f32_mut()?)?;
     let Some(tape) = tape else { return Ok(y) };
     let trained = spec.weight.grad.is_some();
@@ -42,6 +45,7 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
         weight: spec.weight,
         bias: spec.bias,
         alpha: spec.alpha,
+        arithmetic: spec.arithmetic,
     };
     Ok(tape.record(&[x], has_params, y, f, None))
 }
@@ -54,6 +58,7 @@ struct Linear {
     weight: Param,
     bias: Option<Param>,
     alpha: f32,
+    arithmetic: Arithmetic,
 }
 
 impl Function for Linear {
@@ -66,7 +71,8 @@ impl Function for Linear {
         if let (Some(slot), Some(x)) = (&self.weight.grad, &self.x) {
             let x = x.get(rt)?;
             slot.accumulate(rt, &[n, k], |dw, fresh| {
-                gemm(dev, &Gemm::tn(n, k, t, grad.mat(), x.mat()).alpha(self.alpha).accumulate(!fresh), dw)
+                let product = Gemm::tn(n, k, t, grad.mat(), x.mat()).arithmetic(self.arithmetic);
+                gemm(dev, &product.alpha(self.alpha).accumulate(!fresh), dw)
             })?;
         }
         if let Some(Param { grad: Some(slot), .. }) = &self.bias {
@@ -77,7 +83,8 @@ impl Function for Linear {
             return Ok(vec![None]);
         }
         let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
-        gemm(dev, &Gemm::nn(t, k, n, grad.mat(), w.mat()).alpha(self.alpha), dx.f32_mut()?)?;
+        let product = Gemm::nn(t, k, n, grad.mat(), w.mat()).alpha(self.alpha).arithmetic(self.arithmetic);
+        gemm(dev, &product, dx.f32_mut()?)?;
         Ok(vec![Some(dx)])
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_kernels::cross_entropy::{self as kernel, LinearCrossEntropy as Call, LossSum};
+use phalanx_kernels::gemm::Arithmetic;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
 use super::Param;
@@ -16,6 +17,8 @@ pub struct HeadSpec {
     pub targets: Arc<[i32]>,
     /// Bytes that the logits of one chunk may take; fixes the rows of a chunk, and so the order of sums.
     pub chunk_bytes: usize,
+    /// How exact its products must be.
+    pub arithmetic: Arithmetic,
 }
 
 /// Rows a chunk has, from the vocabulary alone.
@@ -59,6 +62,7 @@ pub fn linear_cross_entropy(
         hidden_size: h,
         chunk,
         grad_scale: 1.0,
+        arithmetic: spec.arithmetic,
     };
     let needs_dx = tape.as_ref().is_some_and(|t| t.tracks(hidden));
     let mut d_hidden = if needs_dx { Some(rt.empty(&[t, h], DType::F32, Category::Activations)?) } else { None };

@@ -3,7 +3,7 @@
 use phalanx_tensor::DType;
 use phalanx_train::bench::{BenchOptions, bench_train};
 
-use crate::args::{Bench, Dtype};
+use crate::args::{Bench, Dtype, Exactness};
 use crate::out;
 use crate::outcome::{Outcome, Result};
 
@@ -18,6 +18,11 @@ pub fn run(what: Bench) -> Result<Outcome> {
         warmup: a.warmup,
         steps: a.steps,
         recompute: a.recompute,
+        arithmetic: match a.arithmetic {
+            Exactness::F32 => phalanx_parallel::Exactness::F32,
+            Exactness::Bf16x2 => phalanx_parallel::Exactness::Bf16x2,
+            Exactness::Bf16 => phalanx_parallel::Exactness::Bf16,
+        },
     };
     let result = bench_train(&rt, &options)?;
     if a.json {

@@ -1,5 +1,6 @@
 //! Caches: packing blocks of the operands into panels, and multiplying packed blocks tile by tile.
 
+use super::Arithmetic;
 use super::tile::{Panel, Side, Src, Tile};
 use crate::Mat;
 
@@ -20,12 +21,12 @@ unsafe impl Send for Operand {}
 unsafe impl Sync for Operand {}
 
 impl Operand {
-    pub(crate) fn new(m: &Mat<'_>, ld: usize, k_contiguous: bool) -> Operand {
+    pub(crate) fn new(m: &Mat<'_>, ld: usize, k_contiguous: bool, arithmetic: Arithmetic) -> Operand {
         let src = match m {
             Mat::F32(x) => Src::F32(x.as_ptr()),
             Mat::Bf16(x) => Src::Bf16(x.as_ptr()),
         };
-        Operand { src, ld, k_contiguous, most_planes: 3 }
+        Operand { src, ld, k_contiguous, most_planes: arithmetic.planes() }
     }
 
     /// The parts that a value is packed as.

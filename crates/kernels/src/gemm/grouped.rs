@@ -1,5 +1,6 @@
 //! One product for ragged groups of rows, each with its own B: the experts of a mixture, the adapters of a batch.
 
+use super::Arithmetic;
 use super::block::Operand;
 use super::kernel::{Blocking, Product, run_groups};
 use crate::error::{bad_shape, check_len};
@@ -64,8 +65,8 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
             m: rows.len(),
             n: g.n,
             k: g.k,
-            a: Operand::new(&g.a.slice(rows.start * g.k..rows.end * g.k), g.k, true),
-            b: Operand::new(&g.b[i], if g.b_trans { g.k } else { g.n }, g.b_trans),
+            a: Operand::new(&g.a.slice(rows.start * g.k..rows.end * g.k), g.k, true, Arithmetic::F32),
+            b: Operand::new(&g.b[i], if g.b_trans { g.k } else { g.n }, g.b_trans, Arithmetic::F32),
             c: SendPtr(c.get().wrapping_add(rows.start * g.n)),
             from_c: g.accumulate,
             finish: None,

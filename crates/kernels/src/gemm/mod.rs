@@ -4,6 +4,7 @@
 //! the caches, a small block of C in registers. What is added here is that a cut through k never splits a sum: the next block
 //! takes the chain up from C.
 
+mod arithmetic;
 mod block;
 mod grouped;
 mod kernel;
@@ -21,6 +22,7 @@ pub(crate) fn amx_available() -> bool {
     false
 }
 
+pub use self::arithmetic::Arithmetic;
 use self::block::{Finish, Operand};
 pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
@@ -52,12 +54,15 @@ pub struct Gemm<'a> {
     pub accumulate: bool,
     /// Added to every row of C after the product, length N.
     pub bias: Option<&'a [f32]>,
+    /// How exact it must be.
+    pub arithmetic: Arithmetic,
 }
 
 impl<'a> Gemm<'a> {
     /// C[M,N] = A[M,K] · B[N,K]ᵀ: a linear layer forward, with W stored [out, in].
     pub fn nt(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { m, n, k, a, a_trans: false, b, b_trans: true, alpha: 1.0, accumulate: false, bias: None }
+        let arithmetic = Arithmetic::F32;
+        Gemm { m, n, k, a, a_trans: false, b, b_trans: true, alpha: 1.0, accumulate: false, bias: None, arithmetic }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
     pub fn nn(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
@@ -78,6 +83,10 @@ impl<'a> Gemm<'a> {
     /// Scales the product.
     pub fn alpha(self, alpha: f32) -> Self {
         Gemm { alpha, ..self }
+    }
+    /// Permits a less exact product.
+    pub fn arithmetic(self, arithmetic: Arithmetic) -> Self {
+        Gemm { arithmetic, ..self }
     }
     /// Adds a bias of length N to every row.
     pub fn bias(self, bias: Option<&'a [f32]>) -> Self {
@@ -129,8 +138,8 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
         m: g.m,
         n: g.n,
         k: g.k,
-        a: Operand::new(&g.a, if g.a_trans { g.m } else { g.k }, !g.a_trans),
-        b: Operand::new(&g.b, if g.b_trans { g.k } else { g.n }, g.b_trans),
+        a: Operand::new(&g.a, if g.a_trans { g.m } else { g.k }, !g.a_trans, g.arithmetic),
+        b: Operand::new(&g.b, if g.b_trans { g.k } else { g.n }, g.b_trans, g.arithmetic),
         c: SendPtr(c.as_mut_ptr()),
         from_c: g.accumulate,
         finish: (g.alpha != 1.0 || g.bias.is_some()).then_some(finish),

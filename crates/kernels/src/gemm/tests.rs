@@ -44,7 +44,7 @@ fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
             let a = |p: usize| g.a.at(if g.a_trans { p * g.m + i } else { i * g.k + p });
             let b = |p: usize| g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
             if isa == Isa::Amx {
-                let planes = |m: &Mat<'_>| if matches!(m, Mat::F32(_)) { 3 } else { 1 };
+                let planes = |m: &Mat<'_>| if matches!(m, Mat::F32(_)) { g.arithmetic.planes() } else { 1 };
                 sum = amx_sum(g.k, &a, planes(&g.a), &b, planes(&g.b), sum);
             } else {
                 for p in 0..g.k {
@@ -74,6 +74,9 @@ fn amx_sum(
 ) -> f32 {
     let order: &[(usize, usize)] = match (a_planes, b_planes) {
         (1, 1) => &[(0, 0)],
+        (2, 1) => &[(1, 0), (0, 0)],
+        (1, 2) => &[(0, 1), (0, 0)],
+        (2, 2) => &[(0, 1), (0, 0), (1, 0)],
         (3, 1) => &[(2, 0), (1, 0), (0, 0)],
         (1, 3) => &[(0, 2), (0, 1), (0, 0)],
         _ => &[(1, 1), (0, 1), (0, 2), (0, 0), (1, 0), (2, 0)],
@@ -85,8 +88,10 @@ fn amx_sum(
         }
         if which == 2 { rest } else { f32::from_bits((rest.to_bits() + 0x8000) & 0xFFFF_0000) }
     };
-    let a_plane = |p: usize, i: usize| if a_planes == 1 { a(p) } else { plane(a(p), i) };
-    let b_plane = |p: usize, j: usize| if b_planes == 1 { b(p) } else { plane(b(p), j) };
+    // A single plane is the nearest bf16 (of a bf16, itself).
+    let nearest = |x: f32| bf16::from_f32(x).to_f32();
+    let a_plane = |p: usize, i: usize| if a_planes == 1 { nearest(a(p)) } else { plane(a(p), i) };
+    let b_plane = |p: usize, j: usize| if b_planes == 1 { nearest(b(p)) } else { plane(b(p), j) };
     for first in (0..k).step_by(32) {
         for &(i, j) in order {
             let mut parts = [0f32; 2];
@@ -98,6 +103,24 @@ fn amx_sum(
         }
     }
     sum
+}
+
+/// What each arithmetic may lose, against f64.
+#[test]
+fn less_exact_products_lose_what_they_say() {
+    let Some(dev) = Device::with_isa(Isa::Amx, 1) else { return };
+    let (m, n, k) = (40, 50, 576);
+    let (a, b) = (values(1, m * k), values(2, n * k));
+    let g = Gemm::nt(m, n, k, (&a).into(), (&b).into());
+    let mut want = vec![0.0; m * n];
+    plain::gemm(&g, &mut want);
+    let err = |arithmetic| {
+        let mut c = vec![0.0; m * n];
+        gemm(&dev, &g.arithmetic(arithmetic), &mut c).unwrap();
+        rel_norm(&c, &want)
+    };
+    let (x2, x1) = (err(Arithmetic::Bf16x2), err(Arithmetic::Bf16));
+    assert!(err(Arithmetic::F32) < 1e-6 && x2 < 2e-5 && x2 > 1e-6 && x1 < 5e-3 && x1 > 1e-3, "{x2:.2e} {x1:.2e}");
 }
 
 /// f32 by planes of bf16 is as good as f32: nearer to the f64 reference than a chain of multiply-adds is, also where values differ
@@ -146,6 +169,7 @@ proptest! {
         (accumulate, with_bias, scaled) in any::<(bool, bool, bool)>(),
         threads in prop::sample::select(&[1usize, 2, 3, 5][..]),
         cut in 0usize..3,
+        arithmetic in prop::sample::select(&[Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16][..]),
         seed in any::<u64>(),
     ) {
         let (a, b) = (Stored::new(seed, m * k, a_half), Stored::new(seed ^ 1, k * n, b_half));
@@ -155,6 +179,7 @@ proptest! {
             alpha: if scaled { 0.37 } else { 1.0 },
             accumulate,
             bias: (with_bias && !accumulate).then_some(&bias[..]),
+            arithmetic,
         };
         let c0 = values(seed ^ 3, m * n);
         for isa in Isa::available() {

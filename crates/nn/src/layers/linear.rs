@@ -1,6 +1,7 @@
 //! y = x·Wᵀ + b, with whatever low-rank adapter the context has for it.
 
 use phalanx_autograd::functions::{self, LinearSpec};
+use phalanx_kernels::gemm::Arithmetic;
 use phalanx_tensor::Tensor;
 
 use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
@@ -36,6 +37,7 @@ impl Module for Linear {
             weight: self.weight.param()?,
             bias: self.bias.as_ref().map(Parameter::param).transpose()?,
             alpha: 1.0,
+            arithmetic: cx.arithmetic(),
         };
         let adapter = cx.adapter();
         let dropout = adapter.as_ref().filter(|a| cx.env().training && a.dropout > 0.0).map(|a| a.dropout);
@@ -47,9 +49,11 @@ impl Module for Linear {
             Some((p, stream)) => functions::dropout(rt, tape.as_deref_mut(), &x, p, stream)?,
             None => x,
         };
-        let a = LinearSpec { weight: lora.a.param()?, bias: None, alpha: 1.0 };
+        // The adapter is small and carries all that is learnt: its products stay exact.
+        let arithmetic = Arithmetic::F32;
+        let a = LinearSpec { weight: lora.a.param()?, bias: None, alpha: 1.0, arithmetic };
         let low = functions::linear(rt, tape.as_deref_mut(), &x, a)?;
-        let b = LinearSpec { weight: lora.b.param()?, bias: None, alpha: lora.scale };
+        let b = LinearSpec { weight: lora.b.param()?, bias: None, alpha: lora.scale, arithmetic };
         let delta = functions::linear(rt, tape.as_deref_mut(), &low, b)?;
         Ok(functions::add(rt, tape, &y, &delta)?)
     }

@@ -1,0 +1,37 @@
+//! How exactly products are made.
+
+use std::fmt;
+
+/// The exactness that a product must have. It permits, it does not oblige: where an instruction set has no faster way than f32
+/// (all but [`Isa::Amx`](crate::Isa::Amx)), products are made in f32 whatever is permitted. Sums are f32 always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Arithmetic {
+    /// Like f32: 24 bits of each operand count.
+    #[default]
+    F32,
+    /// 16 bits of each operand count (two bf16): an error of about 2⁻¹⁶ a product, a hundredth of bf16's.
+    Bf16x2,
+    /// Operands are rounded to bf16, 8 bits, as PyTorch's bf16 does.
+    Bf16,
+}
+
+impl Arithmetic {
+    /// bf16 parts of an f32 operand.
+    pub(crate) fn planes(self) -> usize {
+        match self {
+            Arithmetic::F32 => 3,
+            Arithmetic::Bf16x2 => 2,
+            Arithmetic::Bf16 => 1,
+        }
+    }
+}
+
+impl fmt::Display for Arithmetic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Bf16x2 => "bf16x2",
+            Arithmetic::Bf16 => "bf16",
+        })
+    }
+}
