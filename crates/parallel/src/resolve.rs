@@ -221,6 +221,7 @@ fn tied(model: &[Site], modules: &BTreeMap<String, ModuleSettings>) -> Vec<Confl
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_tensor::DType;
 
     fn model() -> Vec<Site> {
         let mut v = vec![Site::new("model", "model", &[]), Site::new("model.embed_tokens", "embedding", &["e.weight"])];

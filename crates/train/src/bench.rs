@@ -202,7 +202,8 @@ mod tests {
     fn products_beyond_counting_are_refused() {
         let refused = |batch, seq, warmup, steps| {
             let shape = "tiny-15m".to_owned();
-            let o = BenchOptions { shape, batch, seq, dtype: DType::F32, warmup, steps, recompute: false };
+            let arithmetic = Exactness::F32;
+            let o = BenchOptions { shape, batch, seq, dtype: DType::F32, warmup, steps, recompute: false, arithmetic };
             bench_train(&Runtime::new(1), &o).unwrap_err().to_string()
         };
         for (batch, seq) in [(usize::MAX, 512), (4, usize::MAX), (1 << 20, 1 << 20)] {
