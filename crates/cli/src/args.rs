@@ -298,6 +298,67 @@ pub enum Verify {
 pub enum Bench {
     /// Whole training steps on random tokens.
     Train(BenchTrain),
+    /// Matrix products of a transformer step.
+    Gemm(BenchGemm),
+    /// Attention, forward and backward.
+    Attention(BenchAttention),
+    /// Generation with a model.
+    Decode(BenchDecode),
+}
+
+/// Options of `bench gemm`.
+#[derive(Args, Debug)]
+pub struct BenchGemm {
+    /// Only shapes whose name has all of these in it, such as `decode` or `2048`.
+    pub filter: Vec<String>,
+    /// Type of both operands.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub dtype: Dtype,
+    /// How exact the products must be.
+    #[arg(long, value_enum, default_value_t = Exactness::F32)]
+    pub arithmetic: Exactness,
+    /// Threads; all cores if left out.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Rounds, of which the median counts.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// One JSON line a shape.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench attention`.
+#[derive(Args, Debug)]
+pub struct BenchAttention {
+    /// Threads; all cores if left out.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Rounds, of which the median counts.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// One JSON line a shape and pass.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench decode`.
+#[derive(Args, Debug)]
+pub struct BenchDecode {
+    #[command(flatten)]
+    pub model: ModelChoice,
+    /// Sequences at once; several times for several (1, 4 and 16 if left out).
+    #[arg(long)]
+    pub batch: Vec<usize>,
+    /// Tokens each sequence makes.
+    #[arg(long, default_value_t = 64)]
+    pub tokens: usize,
+    /// Rounds, of which the median counts.
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// One JSON line a batch.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `bench train`.
@@ -335,7 +396,7 @@ pub struct BenchTrain {
     pub json: bool,
 }
 
-/// A type of weights.
+/// How exact products must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Exactness {
     /// As f32
@@ -344,6 +405,22 @@ pub enum Exactness {
     Bf16x2,
     /// Operands rounded to bf16
     Bf16,
+}
+
+impl From<Exactness> for phalanx_parallel::Exactness {
+    fn from(e: Exactness) -> Self {
+        match e {
+            Exactness::F32 => Self::F32,
+            Exactness::Bf16x2 => Self::Bf16x2,
+            Exactness::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl From<Exactness> for phalanx_kernels::gemm::Arithmetic {
+    fn from(e: Exactness) -> Self {
+        phalanx_parallel::Exactness::from(e).into()
+    }
 }
 
 /// A type of weights.

@@ -413,6 +413,29 @@ fn plan_show_and_bench_and_data_check_speak_json() {
 }
 
 #[test]
+fn rates_stand_beside_the_ceilings_of_the_same_run() {
+    let dir = Dir::new("rates");
+    let out = dir.path("out");
+    ok(&train(&out, &["max_steps=1"]));
+    let json = |args: &[&str]| -> Vec<Value> {
+        ok(&phalanx(args)).lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    };
+    for arithmetic in ["f32", "bf16x2", "bf16"] {
+        let lines = json(&["bench", "gemm", "1x1536x576", "--rounds", "1", "--json", "--arithmetic", arithmetic]);
+        assert_eq!(lines.len(), 1);
+        for key in ["gflops", "fraction_of_peak", "peak", "gbs", "fraction_of_read"] {
+            assert!(lines[0][key].as_f64().unwrap() > 0.0, "{key}: {}", lines[0]);
+        }
+    }
+    refused(&phalanx(&["bench", "gemm", "no-such"]), &["no shape", "no-such"]);
+    let model = out.display().to_string();
+    let lines =
+        json(&["bench", "decode", &model, "--batch", "1", "--batch", "3", "--tokens", "4", "--rounds", "1", "--json"]);
+    assert_eq!(lines.iter().map(|l| l["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3]);
+    assert!(lines.iter().all(|l| l["decode_tokens_per_s"].as_f64().unwrap() > 0.0), "{lines:?}");
+}
+
+#[test]
 fn two_runs_do_not_share_a_folder() {
     let dir = Dir::new("lock");
     let out = dir.path("out");

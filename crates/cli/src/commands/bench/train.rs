@@ -3,13 +3,13 @@
 use phalanx_tensor::DType;
 use phalanx_train::bench::{BenchOptions, bench_train};
 
-use crate::args::{Bench, Dtype, Exactness};
+use super::super::runtime;
+use crate::args::{BenchTrain, Dtype};
 use crate::out;
 use crate::outcome::{Outcome, Result};
 
-pub fn run(what: Bench) -> Result<Outcome> {
-    let Bench::Train(a) = what;
-    let rt = super::runtime(a.threads)?;
+pub fn run(a: BenchTrain) -> Result<Outcome> {
+    let rt = runtime(a.threads)?;
     let options = BenchOptions {
         shape: a.shape,
         batch: a.batch,
@@ -18,11 +18,7 @@ pub fn run(what: Bench) -> Result<Outcome> {
         warmup: a.warmup,
         steps: a.steps,
         recompute: a.recompute,
-        arithmetic: match a.arithmetic {
-            Exactness::F32 => phalanx_parallel::Exactness::F32,
-            Exactness::Bf16x2 => phalanx_parallel::Exactness::Bf16x2,
-            Exactness::Bf16 => phalanx_parallel::Exactness::Bf16,
-        },
+        arithmetic: a.arithmetic.into(),
     };
     let result = bench_train(&rt, &options)?;
     if a.json {

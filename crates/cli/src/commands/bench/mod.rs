@@ -1,0 +1,47 @@
+//! `phalanx bench`: one file a subject. Every rate stands beside the ceiling that the same run measured, since on a shared machine the
+//! ceiling moves.
+
+mod attention;
+mod decode;
+mod gemm;
+mod train;
+
+use phalanx_kernels::peak::thread_time;
+use std::time::Instant;
+
+use crate::args::Bench;
+use crate::outcome::{Outcome, Result};
+
+pub fn run(what: Bench) -> Result<Outcome> {
+    match what {
+        Bench::Train(a) => train::run(a),
+        Bench::Gemm(a) => gemm::run(&a),
+        Bench::Attention(a) => attention::run(&a),
+        Bench::Decode(a) => decode::run(&a),
+    }
+}
+
+/// Seconds of one call of `work`, repeated for at least 50 ms. One thread is timed by its processor time, which others on the machine do
+/// not disturb; several by the clock.
+fn seconds(threads: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut calls = 0u32;
+    let (clock, own) = (Instant::now(), thread_time());
+    loop {
+        work()?;
+        calls += 1;
+        let took = if threads == 1 { thread_time() - own } else { clock.elapsed() };
+        if took.as_millis() >= 50 {
+            return Ok(took.as_secs_f64() / f64::from(calls));
+        }
+    }
+}
+
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn rounded(x: f64, digits: i32) -> f64 {
+    (x * 10f64.powi(digits)).round() / 10f64.powi(digits)
+}
