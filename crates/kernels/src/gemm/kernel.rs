@@ -45,7 +45,7 @@ impl Blocking {
             narrow_kc: 512,
         };
         match isa {
-            Isa::Amx => Blocking { kc: 384, mc: 256, narrow_kc: 512, ..other },
+            Isa::Amx => Blocking { kc: 768, mc: 256, narrow_kc: 512, ..other },
             Isa::Avx512 => Blocking { kc: 768, mc: 96, narrow_kc: 1024, ..other },
             Isa::Avx2 | Isa::Portable => other,
         }

@@ -158,24 +158,46 @@ impl Element for bf16 {
     }
 }
 
-/// One tile a plane from words that lie as the tile wants them, or transposed.
+/// One tile a plane from `have` rows of words (the others are zero): as they lie if the tile wants them so, else
+/// transposed.
 ///
 /// # Safety
 /// `dst` takes a tile at each multiple of `plane_stride`; the processor has AVX-512.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn store<const P: usize, const TRANSPOSED: bool>(words: &Words<P>, plane_stride: usize, dst: *mut u8) {
-    for (plane, words) in words.iter().enumerate() {
-        let mut rows = [_mm512_setzero_ps(); 16];
-        for i in 0..16 {
-            rows[i] = _mm512_castsi512_ps(words[i]);
+#[inline(always)]
+unsafe fn store<const P: usize, const TRANSPOSED: bool>(
+    have: usize,
+    words: impl Fn(usize) -> [__m512i; P],
+    plane_stride: usize,
+    dst: *mut u8,
+) {
+    // SAFETY: rows of the planes' tiles.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        if !TRANSPOSED {
+            for i in 0..have {
+                for (plane, word) in words(i).into_iter().enumerate() {
+                    _mm512_store_si512(dst.add(plane * plane_stride + i * 64).cast(), word);
+                }
+            }
+            for i in have..16 {
+                (0..P).for_each(|plane| _mm512_store_si512(dst.add(plane * plane_stride + i * 64).cast(), zero));
+            }
+            return;
         }
-        if TRANSPOSED {
-            rows = transpose16(rows);
+        let mut all: Words<P> = [[zero; 16]; P];
+        for i in 0..have {
+            for (plane, word) in words(i).into_iter().enumerate() {
+                all[plane][i] = word;
+            }
         }
-        for i in 0..16 {
-            // SAFETY: row i of the plane's tile.
-            unsafe { _mm512_store_ps(dst.add(plane * plane_stride + i * 64).cast(), rows[i]) };
+        for (plane, words) in all.iter().enumerate() {
+            let mut rows = [_mm512_setzero_ps(); 16];
+            for i in 0..16 {
+                rows[i] = _mm512_castsi512_ps(words[i]);
+            }
+            for (i, row) in transpose16(rows).into_iter().enumerate() {
+                _mm512_store_ps(dst.add(plane * plane_stride + i * 64).cast(), row);
+            }
         }
     }
 }
@@ -230,21 +252,17 @@ unsafe fn across_planes<E: Element, const P: usize, const TRANSPOSED: bool>(
         let have = rows.saturating_sub(tile * 16).min(16);
         let from = src.wrapping_add(tile * 16 * ld);
         for (step, p) in (0..k).step_by(STEP).enumerate() {
-            let mut words = [[_mm512_setzero_si512(); 16]; P];
-            for i in 0..have {
+            let row = |i: usize| {
                 // SAFETY: row i of the source, steps p.. as far as there are.
-                let row = unsafe {
+                unsafe {
                     let at = from.add(i * ld + p);
                     _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(AHEAD_BYTES).cast());
                     E::run::<P>(at, k - p)
-                };
-                for plane in 0..P {
-                    words[plane][i] = row[plane];
                 }
-            }
+            };
             let at = step * step_stride + tile * TILE;
             // SAFETY: this tile's place in each plane of this step.
-            unsafe { store::<P, TRANSPOSED>(&words, plane_stride, dst.add(at)) };
+            unsafe { store::<P, TRANSPOSED>(have, row, plane_stride, dst.add(at)) };
         }
     }
 }
@@ -289,24 +307,21 @@ unsafe fn along_planes<E: Element, const P: usize, const TRANSPOSED: bool>(
             let first = i / panel * panel;
             let width = panel.min(count - first).next_multiple_of(lanes);
             let tiles = width / 16;
-            let mut words = [[_mm512_setzero_si512(); 16]; P];
-            for pair in 0..(k - p).min(STEP).div_ceil(2) {
+            let both = |pair: usize| {
                 // SAFETY: two steps of the source, as far as there are; columns i.. as far as there are.
-                let both = unsafe {
+                unsafe {
                     let even = src.add((p + 2 * pair) * ld + i);
                     let odd = (p + 2 * pair + 1 < k).then(|| even.add(ld));
                     _mm_prefetch::<_MM_HINT_T0>(even.wrapping_add(STEP * ld).cast());
                     _mm_prefetch::<_MM_HINT_T0>(even.wrapping_add((STEP + 1) * ld).cast());
                     E::pair::<P>(even, odd, count - i)
-                };
-                for plane in 0..P {
-                    words[plane][pair] = both[plane];
                 }
-            }
+            };
+            let pairs = (k - p).min(STEP).div_ceil(2);
             // Two bytes a value and plane; the panels before are whole.
             let at = 2 * P * first * padded + step * P * tiles * TILE + (i - first) / 16 * TILE;
             // SAFETY: this tile's place in each plane of this step.
-            unsafe { store::<P, TRANSPOSED>(&words, tiles * TILE, dst.add(at)) };
+            unsafe { store::<P, TRANSPOSED>(pairs, both, tiles * TILE, dst.add(at)) };
         }
     }
 }
