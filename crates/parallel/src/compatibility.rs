@@ -11,13 +11,16 @@ pub enum Feature {
     Adapters,
     /// `precision: bf16`.
     Bf16,
+    /// `arithmetic`.
+    Arithmetic,
     /// `recompute`.
     Recompute,
 }
 
 impl Feature {
     /// All features in the order in which their transforms apply.
-    pub const ALL: [Feature; 4] = [Feature::Freeze, Feature::Adapters, Feature::Bf16, Feature::Recompute];
+    pub const ALL: [Feature; 5] =
+        [Feature::Freeze, Feature::Adapters, Feature::Bf16, Feature::Arithmetic, Feature::Recompute];
 }
 
 impl fmt::Display for Feature {
@@ -26,6 +29,7 @@ impl fmt::Display for Feature {
             Feature::Freeze => "freeze",
             Feature::Adapters => "adapters",
             Feature::Bf16 => "precision: bf16",
+            Feature::Arithmetic => "arithmetic",
             Feature::Recompute => "recompute",
         })
     }
@@ -58,7 +62,7 @@ pub struct Rule {
 
 /// The table: every pair once.
 pub fn compatibility() -> &'static [Rule] {
-    use Feature::{Adapters, Bf16, Freeze, Recompute};
+    use Feature::{Adapters, Arithmetic, Bf16, Freeze, Recompute};
     use Verdict::{Allowed, NotOnOneModule};
     const fn rule(a: Feature, b: Feature, verdict: Verdict) -> Rule {
         Rule { a, b, verdict }
@@ -74,12 +78,17 @@ pub fn compatibility() -> &'static [Rule] {
             },
         ),
         rule(Freeze, Bf16, Allowed),
+        rule(Freeze, Arithmetic, Allowed),
         rule(Freeze, Recompute, Allowed),
         rule(Adapters, Adapters, Allowed),
         rule(Adapters, Bf16, Allowed),
+        rule(Adapters, Arithmetic, Allowed),
         rule(Adapters, Recompute, Allowed),
         rule(Bf16, Bf16, Allowed),
+        rule(Bf16, Arithmetic, Allowed),
         rule(Bf16, Recompute, Allowed),
+        rule(Arithmetic, Arithmetic, Allowed),
+        rule(Arithmetic, Recompute, Allowed),
         rule(
             Recompute,
             Recompute,

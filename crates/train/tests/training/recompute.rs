@@ -95,3 +95,21 @@ fn with_frozen_layers_below_and_above() {
         assert_same(&format!("{{{freeze}}}"), &format!(r#"{{{freeze}, "recompute": "model.layers.{{*}}"}}"#));
     }
 }
+
+/// Less exact products: recomputed to the same bits, near the exact gradients by what they may lose, and exact where there is no faster way.
+#[test]
+fn with_less_exact_products() {
+    let exact = under("{}").0;
+    for (arithmetic, most) in [("bf16x2", 1e-3), ("bf16", 0.1)] {
+        let plain = format!(r#"{{"arithmetic": "{arithmetic}"}}"#);
+        let again = format!(r#"{{"arithmetic": "{arithmetic}", "recompute": "model.layers.{{*}}"}}"#);
+        assert_same(&plain, &again);
+        let mut differs = false;
+        for ((name, x), (_, want)) in under(&plain).0.iter().zip(&exact) {
+            let err = phalanx_testkit::rel_norm(x, want);
+            assert!(err < most, "{arithmetic}: {name}: {err:.1e}");
+            differs |= err > 0.0;
+        }
+        assert_eq!(differs, phalanx_kernels::Isa::detect() == phalanx_kernels::Isa::Amx, "{arithmetic}");
+    }
+}
