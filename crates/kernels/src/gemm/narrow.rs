@@ -59,7 +59,7 @@ pub(super) unsafe fn run<T: Tile>(
     }
 
     let panels = n.div_ceil(T::NR);
-    let piece = panels.div_ceil(8 * dev.team().threads());
+    let piece = panels.div_ceil(8 * dev.team().threads()).next_multiple_of(T::STREAM_PANELS);
     let pieces = panels.div_ceil(piece);
     dev.team().run(groups * pieces, &|task, worker| {
         let (g, first) = (task / pieces, task % pieces * piece);

@@ -48,6 +48,9 @@ const SHAPES: &[(Kind, usize, usize, usize)] = &[
     (Decode, 1, 4096, 4096),
     (Decode, 1, 49152, 576),
     (Decode, 1, 1536, 576),
+    (Decode, 1, 576, 1536),
+    (Decode, 1, 576, 576),
+    (Decode, 1, 192, 576),
     (Decode, 4, 4096, 4096),
     (Decode, 16, 4096, 4096),
 ];

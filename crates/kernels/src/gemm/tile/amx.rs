@@ -61,6 +61,7 @@ impl Tile for Amx {
     }
 
     const STREAM_ROWS: usize = 32;
+    const STREAM_PANELS: usize = stream::ROWS / Self::NR;
     const STREAM_SIDE: super::Side = super::Side::B;
 
     unsafe fn stream(
@@ -94,8 +95,8 @@ impl Tile for Amx {
         // SAFETY: the caller's promise.
         unsafe {
             match src {
-                Src::F32(x) => pack::across(x, ld, rows, k, width, planes, by_rows, dst.cast()),
-                Src::Bf16(x) => pack::across(x, ld, rows, k, width, planes, by_rows, dst.cast()),
+                Src::F32(x) => pack::across(x, ld, rows, k, width, planes, by_rows, pack::ahead(x), dst.cast()),
+                Src::Bf16(x) => pack::across(x, ld, rows, k, width, planes, by_rows, pack::ahead(x), dst.cast()),
             }
         }
     }

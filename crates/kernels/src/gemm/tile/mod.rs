@@ -103,6 +103,8 @@ pub(crate) trait Tile {
     /// The most rows of A that [`Tile::stream`] takes; 0 where there is no such path.
     const STREAM_ROWS: usize = 0;
 
+    /// Panels of B that [`Tile::stream`] takes at a time.
+    const STREAM_PANELS: usize = 1;
     /// The form in which [`Tile::stream`] takes the panel of A.
     const STREAM_SIDE: Side = Side::A;
 

@@ -216,7 +216,8 @@ macro_rules! with_constants {
     };
 }
 
-/// Packs a panel of a few tiles whose source runs along k: row i at i·`ld`. `by_rows`: tiles of A.
+/// Packs a panel of a few tiles whose source runs along k: row i at i·`ld`. `by_rows`: tiles of A. While the step at p is packed, what lies p
+/// behind `ahead` is asked for.
 ///
 /// # Safety
 /// The source covers `rows` rows of `k` elements; `dst` takes `width` (a multiple of 16) times `k` rounded up to 32, in all planes,
@@ -229,10 +230,11 @@ pub(super) unsafe fn across<E: Element>(
     width: usize,
     planes: usize,
     by_rows: bool,
+    ahead: *const E,
     dst: *mut u8,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { with_constants!(across_planes::<E>(planes, !by_rows)(src, ld, rows, k, width, dst)) }
+    unsafe { with_constants!(across_planes::<E>(planes, !by_rows)(src, ld, rows, k, width, ahead, dst)) }
 }
 
 /// # Safety
@@ -244,6 +246,7 @@ unsafe fn across_planes<E: Element, const P: usize, const TRANSPOSED: bool>(
     rows: usize,
     k: usize,
     width: usize,
+    ahead: *const E,
     dst: *mut u8,
 ) {
     let tiles = width / 16;
@@ -255,9 +258,8 @@ unsafe fn across_planes<E: Element, const P: usize, const TRANSPOSED: bool>(
             let row = |i: usize| {
                 // SAFETY: row i of the source, steps p.. as far as there are.
                 unsafe {
-                    let at = from.add(i * ld + p);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(AHEAD_BYTES).cast());
-                    E::run::<P>(at, k - p)
+                    prefetch(ahead.wrapping_add((tile * 16 + i) * ld + p));
+                    E::run::<P>(from.add(i * ld + p), k - p)
                 }
             };
             let at = step * step_stride + tile * TILE;
@@ -268,7 +270,21 @@ unsafe fn across_planes<E: Element, const P: usize, const TRANSPOSED: bool>(
 }
 
 /// How far ahead in each row memory is asked for.
-const AHEAD_BYTES: usize = 512;
+pub(super) const AHEAD_BYTES: usize = 512;
+
+/// So far ahead in the same row.
+pub(super) fn ahead<E>(at: *const E) -> *const E {
+    at.wrapping_byte_add(AHEAD_BYTES)
+}
+
+/// Asks for the 32 elements at `at`, which need not exist.
+#[inline]
+pub(super) fn prefetch<E>(at: *const E) {
+    for line in 0..STEP * size_of::<E>() / 64 {
+        // SAFETY: a hint only.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
+    }
+}
 
 /// Packs a block whose source runs across the panels: step p at p·`ld`.
 ///

@@ -7,22 +7,22 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use super::super::Panel;
 use super::super::avx512::pack::transpose16;
-use super::pack::{self, Element};
+use super::pack::{self, AHEAD_BYTES, Element, prefetch};
 use super::{STEP, TILE};
 
 /// Tiles of weights at a time.
 const TILES: usize = 4;
 /// Rows of weights at a time.
-const ROWS: usize = TILES * 16;
-/// From one plane of packed weights to the next.
-const PLANE: usize = TILES * TILE;
-
+pub(super) const ROWS: usize = TILES * 16;
 /// Two steps of weights in their planes: one to be multiplied, one being made.
 #[repr(align(64))]
-struct Packed([[u8; 3 * PLANE]; 2]);
+struct Packed {
+    _slots: [[u8; TILES * 3 * TILE]; 2],
+}
 /// Cᵀ: 64 rows of 16.
 #[repr(align(64))]
 struct Turned([f32; ROWS * 16]);
@@ -76,40 +76,58 @@ pub(super) unsafe fn stream<E: Element>(
 /// The weights can be read; `values` holds all steps; the unit is configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn multiply<E: Element>(w: &Weights<E>, values: Panel, plane: usize, turned: &mut Turned, from_c: bool) {
-    let mut packed = Packed([[0; 3 * PLANE]; 2]);
+    let mut packed = MaybeUninit::<Packed>::uninit();
+    let slots: *mut [u8; TILES * 3 * TILE] = packed.as_mut_ptr().cast();
     let sums = turned.0.as_mut_ptr();
-    // What is in memory as the unit wants it stays there.
-    let direct = E::IS_PLANE && w.rows == ROWS;
     let steps = w.k.div_ceil(STEP);
-    let mut pack = |step: usize| -> Tiles {
-        let (p, slot) = (step * STEP, &mut packed.0[step % 2]);
-        // SAFETY: a step of the rows, as far as it goes; the slot holds four tiles of three planes.
-        unsafe {
-            let at = w.at.add(p);
-            if direct && p + STEP <= w.k {
-                prefetch_rows(at, w.ld);
-                return Tiles { at: at.cast(), tile: 16 * w.ld * size_of::<E>(), row: w.ld * size_of::<E>() };
-            }
-            pack::across(at, w.ld, w.rows, STEP.min(w.k - p), ROWS, w.planes, true, slot.as_mut_ptr());
-        }
-        Tiles { at: slot.as_ptr(), tile: TILE, row: 64 }
-    };
-    // SAFETY: the buffer holds four tiles of C; every step of the values has all its planes; the unit is configured.
+    // What is in memory as the unit wants it stays there.
+    let direct = |step: usize| E::IS_PLANE && w.rows == ROWS && (step + 1) * STEP <= w.k;
+    let order = order(w.planes, values.planes);
+    // SAFETY: every read is of a step of the rows, as far as it goes, and of the values' planes; a slot holds four tiles of three
+    // planes, the buffer four tiles of C; the unit is configured.
     unsafe {
+        let steps_ahead = AHEAD_BYTES / (STEP * size_of::<E>());
+        let pack = |step: usize, tile: usize| {
+            let row = w.at.wrapping_add(tile * 16 * w.ld);
+            // Near the end of these rows comes the beginning of the next.
+            let next = step + steps_ahead;
+            let ahead = if next < steps { next * STEP } else { ROWS * w.ld + (next - steps) * STEP };
+            let ahead = row.wrapping_add(ahead);
+            if direct(step) {
+                return (0..16).for_each(|i| prefetch(ahead.wrapping_add(i * w.ld)));
+            }
+            let rows = w.rows.saturating_sub(tile * 16).min(16);
+            let dst = slots.add(step % 2).cast::<u8>().add(tile * w.planes * TILE);
+            let (at, depth) = (row.wrapping_add(step * STEP), STEP.min(w.k - step * STEP));
+            pack::across(at, w.ld, rows, depth, 16, w.planes, true, ahead, dst);
+        };
         begin(sums, from_c);
-        let mut ready = pack(0);
+        (0..TILES).for_each(|tile| pack(0, tile));
         for step in 0..steps {
-            let x = values.at.cast::<u8>().add(step * values.planes * plane);
-            add_step(&ready, w.planes, x, values.planes, plane);
-            if step + 1 < steps {
-                ready = pack(step + 1);
+            let tiles = if direct(step) {
+                let bytes = w.ld * size_of::<E>();
+                Tiles { at: w.at.add(step * STEP).cast(), tile: 16 * bytes, row: bytes }
+            } else {
+                Tiles { at: slots.add(step % 2).cast(), tile: w.planes * TILE, row: 64 }
+            };
+            load_values(values.at.cast::<u8>().add(step * values.planes * plane), values.planes, plane);
+            // A product of planes keeps the unit busy for as long as it takes to split some rows of the next step.
+            let mut tile = 0;
+            for (i, &(of_weights, of_values)) in order.iter().enumerate() {
+                multiply_planes(&tiles, of_weights, of_values);
+                // The tiles are spread over the products; with one product all of them come after it.
+                let until = if i + 1 == order.len() { TILES } else { (i + 1) * TILES / order.len() };
+                while step + 1 < steps && tile < until {
+                    pack(step + 1, tile);
+                    tile += 1;
+                }
             }
         }
         end(sums);
     }
 }
 
-/// Four tiles of weights.
+/// Four tiles of weights: of plane w, tile t lies at `at + t·tile + w·1024`.
 struct Tiles {
     at: *const u8,
     /// From tile to tile.
@@ -118,14 +136,17 @@ struct Tiles {
     row: usize,
 }
 
-/// How far ahead in each row memory is asked for.
-const AHEAD_BYTES: usize = 512;
-
-#[inline]
-fn prefetch_rows<E>(at: *const E, ld: usize) {
-    for i in 0..ROWS {
-        // SAFETY: a hint; the address need not exist.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(i * ld).wrapping_byte_add(AHEAD_BYTES).cast()) };
+/// The products of planes (of weights, of values) in the order of [`multiply`](super::multiply) with the two sides exchanged: the same bits.
+fn order(weights: usize, values: usize) -> &'static [(usize, usize)] {
+    match (weights, values) {
+        (1, 1) => &[(0, 0)],
+        (2, 1) => &[(1, 0), (0, 0)],
+        (3, 1) => &[(2, 0), (1, 0), (0, 0)],
+        (1, 2) => &[(0, 1), (0, 0)],
+        (2, 2) => &[(1, 0), (0, 0), (0, 1)],
+        (1, 3) => &[(0, 2), (0, 1), (0, 0)],
+        (3, 3) => &[(1, 1), (1, 0), (2, 0), (0, 0), (0, 1), (0, 2)],
+        other => unreachable!("planes {other:?}"),
     }
 }
 
@@ -174,61 +195,59 @@ unsafe fn end(sums: *mut f32) {
     }
 }
 
-/// Adds the products of one step: `[planes of A] [(plane of weights, plane of A) ...]`.
-macro_rules! products {
-    ([$($load:literal $from:ident),*], [$(($w:literal $x:literal)),*], $t:expr, $x0:expr, $plane:expr) => {
-        asm!(
-            $(concat!("tileloadd ", $load, ", [{", stringify!($from), "} + {s}]"),)*
-            $(
-                concat!("tileloadd tmm4, [{w0} + {r} + 4096*", $w, "]"),
-                concat!("tdpbf16ps tmm0, tmm4, ", $x),
-                concat!("tileloadd tmm4, [{w1} + {r} + 4096*", $w, "]"),
-                concat!("tdpbf16ps tmm1, tmm4, ", $x),
-                concat!("tileloadd tmm4, [{w2} + {r} + 4096*", $w, "]"),
-                concat!("tdpbf16ps tmm2, tmm4, ", $x),
-                concat!("tileloadd tmm4, [{w3} + {r} + 4096*", $w, "]"),
-                concat!("tdpbf16ps tmm3, tmm4, ", $x),
-            )*
-            "# {x0} {x1} {x2}",
-            w0 = in(reg) $t.at,
-            w1 = in(reg) $t.at.wrapping_add($t.tile),
-            w2 = in(reg) $t.at.wrapping_add(2 * $t.tile),
-            w3 = in(reg) $t.at.wrapping_add(3 * $t.tile),
-            r = in(reg) $t.row,
-            x0 = in(reg) $x0,
-            x1 = in(reg) $x0.wrapping_add($plane),
-            x2 = in(reg) $x0.wrapping_add(2 * $plane),
-            s = in(reg) 64usize,
-            options(nostack),
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _
-        )
-    };
-}
-
-/// One step of 32 of k. The order of the planes is that of [`multiply`](super::multiply) with the two sides exchanged: the same bits.
+/// Loads the planes of A's step into tmm5, 6 and 7.
 ///
 /// # Safety
-/// The tiles and the planes of A can be read; the sums are in their registers.
+/// `planes` tiles lie `plane` bytes apart at `x`; the unit is configured.
 #[inline]
-unsafe fn add_step(t: &Tiles, planes: usize, x: *const u8, x_planes: usize, plane: usize) {
+unsafe fn load_values(x: *const u8, planes: usize, plane: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        match (planes, x_planes) {
-            (1, 1) => products!(["tmm5" x0], [(0 "tmm5")], t, x, plane),
-            (2, 1) => products!(["tmm5" x0], [(1 "tmm5"), (0 "tmm5")], t, x, plane),
-            (3, 1) => products!(["tmm5" x0], [(2 "tmm5"), (1 "tmm5"), (0 "tmm5")], t, x, plane),
-            (1, 2) => products!(["tmm5" x0, "tmm6" x1], [(0 "tmm6"), (0 "tmm5")], t, x, plane),
-            (2, 2) => products!(["tmm5" x0, "tmm6" x1], [(1 "tmm5"), (0 "tmm5"), (0 "tmm6")], t, x, plane),
-            (1, 3) => products!(
-                ["tmm5" x0, "tmm6" x1, "tmm7" x2],
-                [(0 "tmm7"), (0 "tmm6"), (0 "tmm5")], t, x, plane
-            ),
-            (3, 3) => products!(
-                ["tmm5" x0, "tmm6" x1, "tmm7" x2],
-                [(1 "tmm6"), (1 "tmm5"), (2 "tmm5"), (0 "tmm5"), (0 "tmm6"), (0 "tmm7")], t, x, plane
-            ),
-            other => unreachable!("planes {other:?}"),
+        asm!("tileloadd tmm5, [{x} + {s}]", x = in(reg) x, s = in(reg) 64usize, options(nostack), out("tmm5") _);
+        if planes > 1 {
+            let x = x.add(plane);
+            asm!("tileloadd tmm6, [{x} + {s}]", x = in(reg) x, s = in(reg) 64usize, options(nostack), out("tmm6") _);
+        }
+        if planes > 2 {
+            let x = x.add(2 * plane);
+            asm!("tileloadd tmm7, [{x} + {s}]", x = in(reg) x, s = in(reg) 64usize, options(nostack), out("tmm7") _);
+        }
+    }
+}
+
+/// Adds the product of a plane of all four tiles of weights and a plane of A.
+///
+/// # Safety
+/// The tiles can be read; sums and values are in their registers.
+#[inline]
+unsafe fn multiply_planes(t: &Tiles, of_weights: usize, of_values: usize) {
+    macro_rules! with {
+        ($values:literal) => {
+            asm!(
+                "tileloadd tmm4, [{w0} + {r}]",
+                concat!("tdpbf16ps tmm0, tmm4, ", $values),
+                "tileloadd tmm4, [{w1} + {r}]",
+                concat!("tdpbf16ps tmm1, tmm4, ", $values),
+                "tileloadd tmm4, [{w2} + {r}]",
+                concat!("tdpbf16ps tmm2, tmm4, ", $values),
+                "tileloadd tmm4, [{w3} + {r}]",
+                concat!("tdpbf16ps tmm3, tmm4, ", $values),
+                w0 = in(reg) t.at.wrapping_add(of_weights * TILE),
+                w1 = in(reg) t.at.wrapping_add(of_weights * TILE + t.tile),
+                w2 = in(reg) t.at.wrapping_add(of_weights * TILE + 2 * t.tile),
+                w3 = in(reg) t.at.wrapping_add(of_weights * TILE + 3 * t.tile),
+                r = in(reg) t.row,
+                options(nostack),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _
+            )
+        };
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match of_values {
+            0 => with!("tmm5"),
+            1 => with!("tmm6"),
+            _ => with!("tmm7"),
         }
     }
 }
