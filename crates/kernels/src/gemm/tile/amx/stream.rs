@@ -1,8 +1,8 @@
 //! A few rows of A against B stored along k, as in decoding: the product is made transposed, Cᵀ = Bᵀ·Aᵀ, because a row of weights then is
 //! a row of a tile and needs no transpose; the few values of A, and of C at the end, are turned instead.
 //!
-//! Registers: tmm0–3 hold Cᵀ for 64 rows of weights and 16 rows of A (four sums in flight, so that the unit need not wait for one to be
-//! finished), tmm4 a plane of 16 rows of weights, tmm5–7 the planes of A. While the unit works on one step, the vector units split the
+//! Registers: tmm0–1 hold Cᵀ for 32 rows of weights and 16 rows of A (as many streams as the processor's prefetching follows; 64 rows were slower),
+//! tmm4 a plane of 16 rows of weights, tmm5–7 the planes of A. While the unit works on one step, the vector units split the
 //! next. Weights in bf16 are one plane and lie in memory as a tile wants them: they are not packed at all.
 
 use std::arch::asm;
@@ -15,7 +15,7 @@ use super::pack::{self, AHEAD_BYTES, Element, prefetch};
 use super::{STEP, TILE};
 
 /// Tiles of weights at a time.
-const TILES: usize = 4;
+const TILES: usize = 2;
 /// Rows of weights at a time.
 pub(super) const ROWS: usize = TILES * 16;
 /// Two steps of weights in their planes: one to be multiplied, one being made.
@@ -23,11 +23,11 @@ pub(super) const ROWS: usize = TILES * 16;
 struct Packed {
     _slots: [[u8; TILES * 3 * TILE]; 2],
 }
-/// Cᵀ: 64 rows of 16.
+/// Cᵀ: 32 rows of 16.
 #[repr(align(64))]
 struct Turned([f32; ROWS * 16]);
 
-/// Up to 64 rows of weights.
+/// Up to 32 rows of weights.
 struct Weights<E> {
     at: *const E,
     ld: usize,
@@ -83,8 +83,8 @@ unsafe fn multiply<E: Element>(w: &Weights<E>, values: Panel, plane: usize, turn
     // What is in memory as the unit wants it stays there.
     let direct = |step: usize| E::IS_PLANE && w.rows == ROWS && (step + 1) * STEP <= w.k;
     let order = order(w.planes, values.planes);
-    // SAFETY: every read is of a step of the rows, as far as it goes, and of the values' planes; a slot holds four tiles of three
-    // planes, the buffer four tiles of C; the unit is configured.
+    // SAFETY: every read is of a step of the rows, as far as it goes, and of the values' planes; a slot holds two tiles of three
+    // planes, the buffer two tiles of C; the unit is configured.
     unsafe {
         let steps_ahead = AHEAD_BYTES / (STEP * size_of::<E>());
         let pack = |step: usize, tile: usize| {
@@ -127,7 +127,7 @@ unsafe fn multiply<E: Element>(w: &Weights<E>, values: Panel, plane: usize, turn
     }
 }
 
-/// Four tiles of weights: of plane w, tile t lies at `at + t·tile + w·1024`.
+/// The tiles of weights: of plane w, tile t lies at `at + t·tile + w·1024`.
 struct Tiles {
     at: *const u8,
     /// From tile to tile.
@@ -153,7 +153,7 @@ fn order(weights: usize, values: usize) -> &'static [(usize, usize)] {
 /// Loads the sums, or sets them to zero. They stay in the registers until [`end`]: no compiled code uses those.
 ///
 /// # Safety
-/// `sums` holds four tiles; the unit is configured.
+/// `sums` holds two tiles; the unit is configured.
 #[inline]
 unsafe fn begin(sums: *mut f32, from_c: bool) {
     // SAFETY: the caller's promise.
@@ -162,16 +162,14 @@ unsafe fn begin(sums: *mut f32, from_c: bool) {
             asm!(
                 "tileloadd tmm0, [{c} + {s}]",
                 "tileloadd tmm1, [{c} + {s} + 1024]",
-                "tileloadd tmm2, [{c} + {s} + 2048]",
-                "tileloadd tmm3, [{c} + {s} + 3072]",
                 c = in(reg) sums, s = in(reg) 64usize, options(nostack),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _
+                out("tmm0") _, out("tmm1") _
             );
         } else {
             asm!(
-                "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+                "tilezero tmm0", "tilezero tmm1",
                 options(nostack),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _
+                out("tmm0") _, out("tmm1") _
             );
         }
     }
@@ -188,8 +186,6 @@ unsafe fn end(sums: *mut f32) {
         asm!(
             "tilestored [{c} + {s}], tmm0",
             "tilestored [{c} + {s} + 1024], tmm1",
-            "tilestored [{c} + {s} + 2048], tmm2",
-            "tilestored [{c} + {s} + 3072], tmm3",
             c = in(reg) sums, s = in(reg) 64usize, options(nostack),
         );
     }
@@ -215,7 +211,7 @@ unsafe fn load_values(x: *const u8, planes: usize, plane: usize) {
     }
 }
 
-/// Adds the product of a plane of all four tiles of weights and a plane of A.
+/// Adds the product of a plane of both tiles of weights and a plane of A.
 ///
 /// # Safety
 /// The tiles can be read; sums and values are in their registers.
@@ -228,17 +224,11 @@ unsafe fn multiply_planes(t: &Tiles, of_weights: usize, of_values: usize) {
                 concat!("tdpbf16ps tmm0, tmm4, ", $values),
                 "tileloadd tmm4, [{w1} + {r}]",
                 concat!("tdpbf16ps tmm1, tmm4, ", $values),
-                "tileloadd tmm4, [{w2} + {r}]",
-                concat!("tdpbf16ps tmm2, tmm4, ", $values),
-                "tileloadd tmm4, [{w3} + {r}]",
-                concat!("tdpbf16ps tmm3, tmm4, ", $values),
                 w0 = in(reg) t.at.wrapping_add(of_weights * TILE),
                 w1 = in(reg) t.at.wrapping_add(of_weights * TILE + t.tile),
-                w2 = in(reg) t.at.wrapping_add(of_weights * TILE + 2 * t.tile),
-                w3 = in(reg) t.at.wrapping_add(of_weights * TILE + 3 * t.tile),
                 r = in(reg) t.row,
                 options(nostack),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _
+                out("tmm0") _, out("tmm1") _, out("tmm4") _
             )
         };
     }
@@ -255,7 +245,7 @@ unsafe fn multiply_planes(t: &Tiles, of_weights: usize, of_values: usize) {
 /// `turned[r][i] = c[i][r]` for i < m, r < n.
 ///
 /// # Safety
-/// `c` has m rows of n values at the stride; m ≤ 16, n ≤ 64.
+/// `c` has m rows of n values at the stride; m ≤ 16, n ≤ 32.
 unsafe fn turn_in(c: *const f32, ldc: usize, (m, n): (usize, usize), turned: &mut Turned) {
     for r in 0..n {
         for i in 0..m {
