@@ -282,7 +282,7 @@ pub(super) fn ahead<E>(at: *const E) -> *const E {
 pub(super) fn prefetch<E>(at: *const E) {
     for line in 0..STEP * size_of::<E>() / 64 {
         // SAFETY: a hint only.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_byte_add(line * 64).cast()) };
     }
 }
 
