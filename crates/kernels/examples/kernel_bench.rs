@@ -1,7 +1,8 @@
-//! Rates of every kernel but the matrix product, beside the register multiply-add peak and the copy bandwidth of the same run.
+//! Rates of the kernels that move memory, beside the copy bandwidth of the same run. (Products and attention: `phalanx bench gemm` and
+//! `bench attention`.)
 //!
 //! `cargo run --release -p phalanx-kernels --example kernel_bench -- [threads] [avx512|avx2|portable]` prints one JSON line a
-//! case. `of_peak` is GFLOP/s over the peak, or GB/s over the copy bandwidth; bytes are those that the kernel must move, once.
+//! case. `of_peak` is GB/s over the copy bandwidth; bytes are those that the kernel must move, once.
 
 use std::time::Instant;
 
@@ -49,46 +50,12 @@ fn main() {
     let isa = match args.next().as_deref() {
         Some("avx2") => Isa::Avx2,
         Some("portable") => Isa::Portable,
+        Some("avx512") => Isa::Avx512,
         _ => Isa::detect(),
     };
     let dev = Device::with_isa(isa, threads).expect("an instruction set of this processor");
-    attention_rates(&dev);
     decode_rates(&dev);
     row_rates(&dev);
-}
-
-fn attention_rates(dev: &Device) {
-    let cases = [
-        (4, 512, 9, 3, 64),
-        (1, 512, 9, 3, 64),
-        (1, 1024, 9, 3, 64),
-        (1, 2048, 9, 3, 64),
-        (1, 512, 16, 8, 128),
-        (1, 1024, 16, 8, 128),
-        (1, 2048, 16, 8, 128),
-    ];
-    for (docs, s, heads, kv_heads, d) in cases {
-        let seqs: Vec<Seq> = (0..docs).map(|i| Seq { q_start: i * s, q_len: s, kv_start: i * s, kv_len: s }).collect();
-        let scale = 1.0 / (d as f32).sqrt();
-        let a = Attention { seqs: &seqs, heads, kv_heads, head_dim: d, scale, window: None };
-        let (nq, nk) = (docs * s * heads * d, docs * s * kv_heads * d);
-        let (q, k, v, dout) = (values(nq, 1), values(nk, 2), values(nk, 3), values(nq, 4));
-        let (out, lse, dq) = (values(nq, 5), values(nq / d, 6), values(nq, 7));
-        let (dk, dv) = (values(nk, 8), values(nk, 9));
-        let flops = (docs * s * (s + 1) / 2 * heads * d * 4) as f64;
-        let peak = peak::fma_gflops(dev);
-        let forward = flops / 1e9 / best(dev, || attention::forward(dev, &a, q, k, v, out, lse).unwrap());
-        // Five products against two.
-        let backward = 2.5 * flops
-            / 1e9
-            / best(dev, || attention::backward(dev, &a, q, k, v, out, lse, dout, dq, dk, dv).unwrap());
-        for (name, rate) in [("attention forward", forward), ("attention backward", backward)] {
-            let of = rate / peak;
-            println!(
-                r#"{{"kernel":"{name}","docs":{docs},"S":{s},"heads":{heads},"kv_heads":{kv_heads},"D":{d},"gflops":{rate:.1},"peak":{peak:.1},"of_peak":{of:.2}}}"#
-            );
-        }
-    }
 }
 
 fn decode_rates(dev: &Device) {

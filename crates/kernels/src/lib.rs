@@ -17,7 +17,9 @@
 //! * **A row does not know its neighbours.** Every element of a GEMM is one chain of multiply-adds over k in order, whatever M
 //!   and N are; an attention row walks its keys in blocks counted from the start of its own document. So a token gets the same
 //!   bits alone, in a batch, in a pack, while generating and while training.
-//! * bf16 is a storage type: operands are widened exactly to f32 as they are read, sums are f32.
+//!   (With [`Isa::Amx`] an element is not one chain but another fixed sequence over its row and its column: the same promise, other bits.)
+//! * bf16 is a storage type: operands count exactly, sums are f32. Less than f32 is multiplied only where a caller permits it
+//!   ([`gemm::Arithmetic`]).
 //!
 //! ```
 //! use phalanx_kernels::{Device, gemm::{Gemm, gemm}};

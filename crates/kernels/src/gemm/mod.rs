@@ -96,7 +96,7 @@ impl<'a> Gemm<'a> {
 
 /// Runs one product.
 ///
-/// Every element of C is one chain of multiply-adds over k = 0, 1, …, K−1 (starting from C when accumulating with α = 1), then
+/// Every element of C is one chain of multiply-adds (with [`Isa::Amx`](crate::Isa::Amx) another fixed sequence) over k = 0, 1, …, K−1 (starting from C when accumulating with α = 1), then
 /// the bias; so a row of C depends only on its row of op(A) and on op(B), to the bit, whatever M, N and the threads are.
 ///
 /// # Errors

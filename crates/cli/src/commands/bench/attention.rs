@@ -2,11 +2,10 @@
 
 use phalanx_kernels::attention::{Attention, Seq, backward, forward};
 use phalanx_kernels::peak;
-use phalanx_tensor::{Category, DType, Runtime, Tensor};
 use serde_json::json;
 
 use super::super::runtime;
-use super::{median, rounded, seconds};
+use super::{median, rounded, seconds, values};
 use crate::args::BenchAttention;
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -70,13 +69,4 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
         }
     }
     Ok(Outcome::Done)
-}
-
-/// Values between −1 and 1.
-fn values(rt: &Runtime, len: usize, seed: usize) -> Result<Tensor> {
-    let mut t = rt.empty(&[len], DType::F32, Category::Workspace)?;
-    for (i, x) in t.f32_mut()?.iter_mut().enumerate() {
-        *x = ((i * 2_654_435_761 + seed * 97) >> 8 & 0xFF) as f32 / 128.0 - 1.0;
-    }
-    Ok(t)
 }

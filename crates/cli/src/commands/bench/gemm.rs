@@ -6,7 +6,7 @@ use phalanx_tensor::{Category, DType, Runtime, Tensor};
 use serde_json::json;
 
 use super::super::runtime;
-use super::{median, rounded, seconds};
+use super::{median, rounded, seconds, values};
 use crate::args::{BenchGemm, Dtype};
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -134,12 +134,8 @@ fn measure(
     Ok((flop * rate, median(peaks), bytes * rate, median(reads)))
 }
 
-/// Values between −1 and 1.
 fn operand(rt: &Runtime, len: usize, seed: usize, dtype: Dtype) -> Result<Tensor> {
-    let mut t = rt.empty(&[len], DType::F32, Category::Workspace)?;
-    for (i, x) in t.f32_mut()?.iter_mut().enumerate() {
-        *x = ((i * 2_654_435_761 + seed * 97) >> 8 & 0xFF) as f32 / 128.0 - 1.0;
-    }
+    let t = values(rt, len, seed)?;
     Ok(match dtype {
         Dtype::F32 => t,
         Dtype::Bf16 => rt.cast(&t, DType::Bf16, Category::Workspace)?,

@@ -7,6 +7,7 @@ mod gemm;
 mod train;
 
 use phalanx_kernels::peak::thread_time;
+use phalanx_tensor::{Category, DType, Runtime, Tensor};
 use std::time::Instant;
 
 use crate::args::Bench;
@@ -34,6 +35,15 @@ fn seconds(threads: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> 
             return Ok(took.as_secs_f64() / f64::from(calls));
         }
     }
+}
+
+/// Values between −1 and 1.
+fn values(rt: &Runtime, len: usize, seed: usize) -> Result<Tensor> {
+    let mut t = rt.empty(&[len], DType::F32, Category::Workspace)?;
+    for (i, x) in t.f32_mut()?.iter_mut().enumerate() {
+        *x = ((i * 2_654_435_761 + seed * 97) >> 8 & 0xFF) as f32 / 128.0 - 1.0;
+    }
+    Ok(t)
 }
 
 /// The middle one.
