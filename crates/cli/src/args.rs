@@ -405,6 +405,9 @@ pub enum Exactness {
     Bf16x2,
     /// Operands rounded to bf16
     Bf16,
+    /// 8 bits with block scales, multiplied as integers
+    #[value(name = "int8_block")]
+    Int8Block,
 }
 
 impl From<Exactness> for phalanx_parallel::Exactness {
@@ -413,6 +416,7 @@ impl From<Exactness> for phalanx_parallel::Exactness {
             Exactness::F32 => Self::F32,
             Exactness::Bf16x2 => Self::Bf16x2,
             Exactness::Bf16 => Self::Bf16,
+            Exactness::Int8Block => Self::Int8Block,
         }
     }
 }

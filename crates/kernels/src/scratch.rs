@@ -152,7 +152,7 @@ impl SpaceGuard<'_> {
     }
 }
 
-/// The working buffers of one device: one for each worker, and two that a whole call shares.
+/// The working buffers of one device: one for each worker, and three that a whole call shares.
 ///
 /// A task cannot return an error, so a call first sees to it that [`Scratch::reserve`] has room for its tasks, and they take
 /// what was reserved. Buffers only grow, so no other call can take the room away.
@@ -162,6 +162,7 @@ pub struct Scratch {
     reserved: AtomicUsize,
     packed: Space,
     sums: Space,
+    scales: Space,
 }
 
 impl Scratch {
@@ -171,6 +172,7 @@ impl Scratch {
             reserved: AtomicUsize::new(0),
             packed: Space::new(),
             sums: Space::new(),
+            scales: Space::new(),
         }
     }
 
@@ -206,6 +208,11 @@ impl Scratch {
     /// Products that wait for their factor before they join C.
     pub(crate) fn sums(&self) -> &Space {
         &self.sums
+    }
+
+    /// Scales of an operand's blocks.
+    pub(crate) fn scales(&self) -> &Space {
+        &self.scales
     }
 }
 

@@ -28,6 +28,9 @@ pub enum Exactness {
     /// Operands are rounded to bf16.
     #[serde(rename = "bf16", alias = "bfloat16")]
     Bf16,
+    /// 8 bits and block scales, multiplied as integers.
+    #[serde(rename = "int8_block")]
+    Int8Block,
 }
 
 impl From<Exactness> for Arithmetic {
@@ -36,6 +39,7 @@ impl From<Exactness> for Arithmetic {
             Exactness::F32 => Arithmetic::F32,
             Exactness::Bf16x2 => Arithmetic::Bf16x2,
             Exactness::Bf16 => Arithmetic::Bf16,
+            Exactness::Int8Block => Arithmetic::Int8Block,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The exactness that a product must have. It permits, it does not oblige: where an instruction set has no faster way than f32
-/// (all but [`Isa::Amx`](crate::Isa::Amx)), products are made in f32 whatever is permitted. Sums are f32 always.
+/// (docs of [`gemm`](super)), products are made in f32 whatever is permitted; only a block recipe is a recipe everywhere. Sums are f32 always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Arithmetic {
     /// Like f32: 24 bits of each operand count.
@@ -13,6 +13,9 @@ pub enum Arithmetic {
     Bf16x2,
     /// Operands are rounded to bf16, 8 bits, as PyTorch's bf16 does.
     Bf16,
+    /// Codes of 8 bits with a scale for each 128 steps of k (a weight: for each block of 128 × 128), multiplied as integers. The same bits
+    /// on every machine.
+    Int8Block,
 }
 
 impl Arithmetic {
@@ -21,7 +24,7 @@ impl Arithmetic {
         match self {
             Arithmetic::F32 => 3,
             Arithmetic::Bf16x2 => 2,
-            Arithmetic::Bf16 => 1,
+            Arithmetic::Bf16 | Arithmetic::Int8Block => 1,
         }
     }
 }
@@ -32,6 +35,7 @@ impl fmt::Display for Arithmetic {
             Arithmetic::F32 => "f32",
             Arithmetic::Bf16x2 => "bf16x2",
             Arithmetic::Bf16 => "bf16",
+            Arithmetic::Int8Block => "int8_block",
         })
     }
 }

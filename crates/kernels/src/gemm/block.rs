@@ -1,7 +1,7 @@
 //! Caches: packing blocks of the operands into panels, and multiplying packed blocks tile by tile.
 
 use super::Arithmetic;
-use super::tile::{Panel, Side, Src, Tile};
+use super::tile::{BlockScales, Form, Panel, Side, Src, Tile};
 use crate::Mat;
 
 /// An operand as the packing sees it: op(A)[i, p] or op(B)[p, i], with i along the panel and p along k.
@@ -13,6 +13,8 @@ pub(crate) struct Operand {
     k_contiguous: bool,
     /// The most parts that a value may be split into (see [`Tile::planes`]).
     most_planes: usize,
+    /// The scales that blocks of it share, if they do (see [`Form`]); `at` is (0, 0).
+    scales: Option<BlockScales>,
 }
 
 // SAFETY: a read-only view; `gemm` keeps the borrow behind it alive until every task is done.
@@ -26,7 +28,13 @@ impl Operand {
             Mat::F32(x) => Src::F32(x.as_ptr()),
             Mat::Bf16(x) => Src::Bf16(x.as_ptr()),
         };
-        Operand { src, ld, k_contiguous, most_planes: arithmetic.planes() }
+        Operand { src, ld, k_contiguous, most_planes: arithmetic.planes(), scales: None }
+    }
+
+    /// The same with scales for its square blocks: the greatest magnitudes of the matrix as it lies in memory, `columns` blocks a row.
+    pub(crate) fn with_scales(self, amax: *const f32, columns: usize) -> Operand {
+        let strides = if self.k_contiguous { (columns, 1) } else { (1, columns) };
+        Operand { scales: Some(BlockScales { amax, strides, at: (0, 0) }), ..self }
     }
 
     /// The parts that a value is packed as.
@@ -75,18 +83,21 @@ impl Operand {
             Side::A => (T::MR, T::ROW_LANES),
             Side::B => (T::NR, T::LANES),
         };
-        let form = (self.planes::<T>(), side);
+        let form = |i: usize| {
+            let scales = self.scales.map(|s| BlockScales { at: (i, p0), ..s });
+            Form { planes: self.planes::<T>(), side, scales }
+        };
         let padded = k.next_multiple_of(T::K_UNIT);
         // SAFETY: all parts of what the caller promises; the panels before the one at i are full, so it starts at i·padded.
         unsafe {
             if !self.k_contiguous {
-                return T::pack_along(self.src.add(p0 * self.ld + i0), self.ld, count, k, panel, lanes, form, dst);
+                return T::pack_along(self.src.add(p0 * self.ld + i0), self.ld, count, k, panel, lanes, form(i0), dst);
             }
             for i in (0..count).step_by(panel) {
                 let rows = panel.min(count - i);
                 let src = self.src.add((i0 + i) * self.ld + p0);
                 let dst = dst.add(self.room::<T>(i * padded));
-                T::pack_across(src, self.ld, rows, k, rows.next_multiple_of(lanes), form, dst);
+                T::pack_across(src, self.ld, rows, k, rows.next_multiple_of(lanes), form(i0 + i), dst);
             }
         }
     }

@@ -35,7 +35,7 @@ pub struct Grouped<'a> {
 /// If a slice's length is not what the sizes ask for, the offsets do not rise from 0, or there is no memory for
 /// packing.
 pub fn grouped(dev: &Device, g: &Grouped<'_>, c: &mut [f32]) -> Result<()> {
-    grouped_blocked(dev, g, c, &Blocking::best(dev.isa()))
+    grouped_blocked(dev, g, c, &Blocking::best(dev.isa(), Arithmetic::F32))
 }
 
 pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: &Blocking) -> Result<()> {
@@ -70,8 +70,9 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
             c: SendPtr(c.get().wrapping_add(rows.start * g.n)),
             from_c: g.accumulate,
             finish: None,
+            arithmetic: Arithmetic::F32,
         }
     };
     // SAFETY: lengths were checked above, the groups' rows do not overlap, and C is borrowed mutably.
-    unsafe { run_groups(dev, g.offsets, &product, by) }
+    unsafe { run_groups(dev, g.offsets, &product, Arithmetic::F32, by) }
 }

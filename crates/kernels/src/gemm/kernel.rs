@@ -6,10 +6,10 @@
 //! No cut is visible in the result: every element is one chain over k, and where k is cut, the chain goes on from C.
 
 use super::block::{Finish, Operand, multiply};
-use super::narrow;
-use super::tile::{Side, Tile, portable::Portable};
+use super::tile::{Side, Tile, int8, portable::Portable};
 #[cfg(target_arch = "x86_64")]
-use super::tile::{amx::Amx, avx2::Avx2, avx512::Avx512};
+use super::tile::{amx::Amx, avx2::Avx2, avx512::Avx512, bf16_dot, bf16_dot::Bf16Dot};
+use super::{Arithmetic, narrow};
 use crate::team::SendPtr;
 use crate::{Device, Isa, Result};
 
@@ -33,8 +33,8 @@ pub struct Blocking {
 }
 
 impl Blocking {
-    /// The sizes that measured best for an instruction set (docs/performance-notes.md, section GEMM).
-    pub fn best(isa: Isa) -> Blocking {
+    /// The sizes that measured best for an instruction set and an arithmetic (docs/performance-notes.md, section GEMM).
+    pub fn best(isa: Isa, arithmetic: Arithmetic) -> Blocking {
         let other = Blocking {
             kc: 256,
             mc: 144,
@@ -44,16 +44,55 @@ impl Blocking {
             narrow_values: 1 << 20,
             narrow_kc: 512,
         };
-        match isa {
-            Isa::Amx => Blocking { kc: 768, mc: 256, narrow_kc: 512, ..other },
-            Isa::Avx512 => Blocking { kc: 768, mc: 96, narrow_kc: 1024, ..other },
-            Isa::Avx2 | Isa::Portable => other,
+        match Unit::of(isa, arithmetic) {
+            #[cfg(target_arch = "x86_64")]
+            Unit::Amx => Blocking { kc: 768, mc: 256, narrow_kc: 512, ..other },
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx512 => Blocking { kc: 768, mc: 96, narrow_kc: 1024, ..other },
+            #[cfg(target_arch = "x86_64")]
+            Unit::Bf16Dot => Blocking { kc: 1536, mc: 96, stretch: 1 << 21, narrow_kc: 1024, ..other },
+            #[cfg(target_arch = "x86_64")]
+            Unit::Int8 => Blocking { kc: 1536, mc: 192, stretch: 1 << 22, narrow_kc: 2048, ..other },
+            _ => other,
         }
     }
 
     /// Whether a product of these sizes is narrow; `columns`: it has columns for every thread.
     pub(super) fn is_narrow(&self, m: usize, k: usize, columns: bool) -> bool {
         m <= self.narrow || (columns && m <= self.narrow_rows && m * k <= self.narrow_values)
+    }
+}
+
+/// What makes the products: the tile that serves an instruction set and an arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Amx,
+    #[cfg(target_arch = "x86_64")]
+    Bf16Dot,
+    #[cfg(target_arch = "x86_64")]
+    Int8,
+    Int8Plain,
+}
+
+impl Unit {
+    fn of(isa: Isa, arithmetic: Arithmetic) -> Unit {
+        #[cfg(target_arch = "x86_64")]
+        match (isa, arithmetic) {
+            (Isa::Avx512 | Isa::Amx, Arithmetic::Int8Block) if int8::available() => return Unit::Int8,
+            (Isa::Avx512, Arithmetic::Bf16) if bf16_dot::available() => return Unit::Bf16Dot,
+            (Isa::Amx, a) if a != Arithmetic::Int8Block => return Unit::Amx,
+            (Isa::Avx512, a) if a != Arithmetic::Int8Block => return Unit::Avx512,
+            (Isa::Avx2, a) if a != Arithmetic::Int8Block => return Unit::Avx2,
+            _ => {}
+        }
+        let _ = isa;
+        if arithmetic == Arithmetic::Int8Block { Unit::Int8Plain } else { Unit::Portable }
     }
 }
 
@@ -68,6 +107,7 @@ pub(crate) struct Product {
     pub(crate) c: SendPtr<f32>,
     pub(crate) from_c: bool,
     pub(crate) finish: Option<Finish>,
+    pub(crate) arithmetic: Arithmetic,
 }
 
 /// Runs a product with m, n, k ≥ 1.
@@ -77,14 +117,19 @@ pub(crate) struct Product {
 pub(crate) unsafe fn run(dev: &Device, p: &Product, by: &Blocking) -> Result<()> {
     // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
     unsafe {
-        match dev.isa() {
+        match Unit::of(dev.isa(), p.arithmetic) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => run_tile::<Amx>(dev, p, by),
+            Unit::Amx => run_tile::<Amx>(dev, p, by),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run_tile::<Avx512>(dev, p, by),
+            Unit::Avx512 => run_tile::<Avx512>(dev, p, by),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run_tile::<Avx2>(dev, p, by),
-            _ => run_tile::<Portable>(dev, p, by),
+            Unit::Avx2 => run_tile::<Avx2>(dev, p, by),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Bf16Dot => run_tile::<Bf16Dot>(dev, p, by),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Int8 => run_tile::<int8::Vnni>(dev, p, by),
+            Unit::Int8Plain => run_tile::<int8::Plain>(dev, p, by),
+            Unit::Portable => run_tile::<Portable>(dev, p, by),
         }
     }
 }
@@ -111,18 +156,24 @@ pub(crate) unsafe fn run_groups(
     dev: &Device,
     offsets: &[usize],
     group: &(dyn Fn(usize) -> Product + Sync),
+    arithmetic: Arithmetic,
     by: &Blocking,
 ) -> Result<()> {
     // SAFETY: the caller's promise; a `Device` has only instruction sets that the processor has.
     unsafe {
-        match dev.isa() {
+        match Unit::of(dev.isa(), arithmetic) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => narrow::run::<Amx>(dev, offsets, group, by),
+            Unit::Amx => narrow::run::<Amx>(dev, offsets, group, by),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => narrow::run::<Avx512>(dev, offsets, group, by),
+            Unit::Avx512 => narrow::run::<Avx512>(dev, offsets, group, by),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => narrow::run::<Avx2>(dev, offsets, group, by),
-            _ => narrow::run::<Portable>(dev, offsets, group, by),
+            Unit::Avx2 => narrow::run::<Avx2>(dev, offsets, group, by),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Bf16Dot => narrow::run::<Bf16Dot>(dev, offsets, group, by),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Int8 => narrow::run::<int8::Vnni>(dev, offsets, group, by),
+            Unit::Int8Plain => narrow::run::<int8::Plain>(dev, offsets, group, by),
+            Unit::Portable => narrow::run::<Portable>(dev, offsets, group, by),
         }?;
         for g in 0..offsets.len().saturating_sub(1) {
             let p = group(g);

@@ -27,6 +27,7 @@ use self::block::{Finish, Operand};
 pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
 use self::kernel::{Product, run};
+use self::tile::{BLOCK, int8};
 use crate::error::{bad_shape, check_len};
 use crate::team::SendPtr;
 use crate::{Device, Mat, Result};
@@ -56,13 +57,29 @@ pub struct Gemm<'a> {
     pub bias: Option<&'a [f32]>,
     /// How exact it must be.
     pub arithmetic: Arithmetic,
+    /// Whether B is a weight. Only block recipes care: a weight shares its scales over square blocks, so that it is rounded to the same
+    /// values whichever way it is read.
+    pub b_is_weight: bool,
 }
 
 impl<'a> Gemm<'a> {
     /// C[M,N] = A[M,K] · B[N,K]ᵀ: a linear layer forward, with W stored [out, in].
     pub fn nt(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
         let arithmetic = Arithmetic::F32;
-        Gemm { m, n, k, a, a_trans: false, b, b_trans: true, alpha: 1.0, accumulate: false, bias: None, arithmetic }
+        Gemm {
+            m,
+            n,
+            k,
+            a,
+            a_trans: false,
+            b,
+            b_trans: true,
+            alpha: 1.0,
+            accumulate: false,
+            bias: None,
+            arithmetic,
+            b_is_weight: true,
+        }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
     pub fn nn(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
@@ -70,11 +87,11 @@ impl<'a> Gemm<'a> {
     }
     /// C[M,N] = A[K,M]ᵀ · B[K,N]: the gradient of a linear layer's weight.
     pub fn tn(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { a_trans: true, b_trans: false, ..Gemm::nt(m, n, k, a, b) }
+        Gemm { a_trans: true, b_trans: false, b_is_weight: false, ..Gemm::nt(m, n, k, a, b) }
     }
     /// C[M,N] = A[K,M]ᵀ · B[N,K]ᵀ.
     pub fn tt(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { a_trans: true, ..Gemm::nt(m, n, k, a, b) }
+        Gemm { a_trans: true, b_is_weight: false, ..Gemm::nt(m, n, k, a, b) }
     }
     /// Adds to C instead of overwriting it.
     pub fn accumulate(self, yes: bool) -> Self {
@@ -102,7 +119,7 @@ impl<'a> Gemm<'a> {
 /// # Errors
 /// If a slice's length is not what the sizes ask for, the bias has not N elements, or there is no memory for packing.
 pub fn gemm(dev: &Device, g: &Gemm<'_>, c: &mut [f32]) -> Result<()> {
-    gemm_blocked(dev, g, c, &Blocking::best(dev.isa()))
+    gemm_blocked(dev, g, c, &Blocking::best(dev.isa(), g.arithmetic))
 }
 
 /// [`gemm`] with chosen block sizes, for measuring and testing them.
@@ -134,15 +151,30 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
         }
         return Ok(());
     }
+    let mut space;
+    let mut b = Operand::new(&g.b, if g.b_trans { g.k } else { g.n }, g.b_trans, g.arithmetic);
+    if g.arithmetic == Arithmetic::Int8Block && g.b_is_weight {
+        let (rows, columns) = if g.b_trans { (g.n, g.k) } else { (g.k, g.n) };
+        let across = columns.div_ceil(BLOCK);
+        space = dev.scratch().scales().take(rows.div_ceil(BLOCK) * across)?;
+        let amax = space.as_mut_slice();
+        dev.team().for_chunks_mut(amax, across, &|i, amax| {
+            let from = i * BLOCK;
+            let rows = g.b.slice(from * columns..rows.min(from + BLOCK) * columns);
+            int8::greatest_of_blocks(dev.isa(), &rows, columns, amax);
+        });
+        b = b.with_scales(amax.as_ptr(), across);
+    }
     let product = Product {
         m: g.m,
         n: g.n,
         k: g.k,
         a: Operand::new(&g.a, if g.a_trans { g.m } else { g.k }, !g.a_trans, g.arithmetic),
-        b: Operand::new(&g.b, if g.b_trans { g.k } else { g.n }, g.b_trans, g.arithmetic),
+        b,
         c: SendPtr(c.as_mut_ptr()),
         from_c: g.accumulate,
         finish: (g.alpha != 1.0 || g.bias.is_some()).then_some(finish),
+        arithmetic: g.arithmetic,
     };
     if g.accumulate && g.alpha != 1.0 {
         // The factor belongs to the sum, not to what C held: the sums wait beside C until they are complete.

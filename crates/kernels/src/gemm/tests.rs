@@ -43,7 +43,11 @@ fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
             let mut sum = if g.accumulate && g.alpha == 1.0 { *c } else { 0.0 };
             let a = |p: usize| g.a.at(if g.a_trans { p * g.m + i } else { i * g.k + p });
             let b = |p: usize| g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
-            if isa == Isa::Amx {
+            if g.arithmetic == Arithmetic::Int8Block {
+                sum = int8_sum(g, (i, j), &a, &b, sum);
+            } else if cfg!(target_arch = "x86_64") && isa == Isa::Avx512 && g.arithmetic == Arithmetic::Bf16 && tile::bf16_dot::available() {
+                sum = pair_sum(g.k, &a, &b, sum);
+            } else if isa == Isa::Amx {
                 let planes = |m: &Mat<'_>| if matches!(m, Mat::F32(_)) { g.arithmetic.planes() } else { 1 };
                 sum = amx_sum(g.k, &a, planes(&g.a), &b, planes(&g.b), sum);
             } else {
@@ -60,6 +64,46 @@ fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
             *c = sum + g.bias.map_or(0.0, |b| b[j]);
         }
     }
+}
+
+/// What VDPBF16PS computes for one element: of each pair the second product is added first, each with one rounding.
+fn pair_sum(k: usize, a: &dyn Fn(usize) -> f32, b: &dyn Fn(usize) -> f32, mut sum: f32) -> f32 {
+    let nearest = |x: f32| bf16::from_f32(x).to_f32();
+    for p in (0..k).step_by(2) {
+        for p in [p + 1, p] {
+            if p < k {
+                sum = nearest(a(p)).mul_add(nearest(b(p)), sum);
+            }
+        }
+    }
+    sum
+}
+
+/// The int8 recipe for one element: integer sums over 128 steps, then a multiply and a multiply-add.
+fn int8_sum(
+    g: &Gemm<'_>,
+    (i, j): (usize, usize),
+    a: &dyn Fn(usize) -> f32,
+    b: &dyn Fn(usize) -> f32,
+    mut sum: f32,
+) -> f32 {
+    let _ = i;
+    let greatest = |it: &mut dyn Iterator<Item = f32>| it.fold(0f32, |m, x| m.max(x.abs())).max(2f32.powi(-100));
+    for first in (0..g.k).step_by(128) {
+        let steps = first..g.k.min(first + 128);
+        let a_most = greatest(&mut steps.clone().map(a));
+        let b_most = if g.b_is_weight {
+            let columns = j / 128 * 128..g.n.min(j / 128 * 128 + 128);
+            let at = |j: usize, p: usize| g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
+            greatest(&mut columns.flat_map(|j| steps.clone().map(move |p| at(j, p))))
+        } else {
+            greatest(&mut steps.clone().map(b))
+        };
+        let code = |x: f32, most: f32| (x * (127.0 / most)).round_ties_even() as i32;
+        let whole: i32 = steps.map(|p| code(a(p), a_most) * code(b(p), b_most)).sum();
+        sum = (whole as f32 * (b_most / 127.0)).mul_add(a_most / 127.0, sum);
+    }
+    sum
 }
 
 /// What the tile unit computes for one element (TDPBF16PS in the instruction set reference), 32 steps at a time: pairs of products are
@@ -166,10 +210,10 @@ proptest! {
     fn each_element_is_one_chain(
         (m, n, k) in (prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..])),
         (a_trans, b_trans, a_half, b_half) in any::<(bool, bool, bool, bool)>(),
-        (accumulate, with_bias, scaled) in any::<(bool, bool, bool)>(),
+        (accumulate, with_bias, scaled, weight) in any::<(bool, bool, bool, bool)>(),
         threads in prop::sample::select(&[1usize, 2, 3, 5][..]),
         cut in 0usize..3,
-        arithmetic in prop::sample::select(&[Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16][..]),
+        arithmetic in prop::sample::select(&[Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16, Arithmetic::Int8Block][..]),
         seed in any::<u64>(),
     ) {
         let (a, b) = (Stored::new(seed, m * k, a_half), Stored::new(seed ^ 1, k * n, b_half));
@@ -179,12 +223,12 @@ proptest! {
             alpha: if scaled { 0.37 } else { 1.0 },
             accumulate,
             bias: (with_bias && !accumulate).then_some(&bias[..]),
-            arithmetic,
+            arithmetic, b_is_weight: weight,
         };
         let c0 = values(seed ^ 3, m * n);
         for isa in Isa::available() {
             let dev = Device::with_isa(isa, threads).unwrap();
-            let by = [tiny(0), tiny(200), Blocking::best(isa)][cut];
+            let by = [tiny(0), tiny(200), Blocking::best(isa, arithmetic)][cut];
             let (mut got, mut want) = (c0.clone(), c0.clone());
             gemm_blocked(&dev, &g, &mut got, &by).unwrap();
             chain(isa, &g, &mut want);
@@ -276,7 +320,7 @@ proptest! {
         for isa in Isa::available() {
             let dev = Device::with_isa(isa, threads).unwrap();
             let (mut got, mut want) = (c0.clone(), c0.clone());
-            let by = if small { tiny(30) } else { Blocking::best(isa) };
+            let by = if small { tiny(30) } else { Blocking::best(isa, Arithmetic::F32) };
             grouped::grouped_blocked(&dev, &g, &mut got, &by).unwrap();
             for i in 0..sizes.len() {
                 let (from, to) = (offsets[i], offsets[i + 1]);

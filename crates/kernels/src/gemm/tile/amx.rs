@@ -19,7 +19,7 @@ mod unit;
 
 pub(crate) use unit::available;
 
-use super::{Panel, Src, Tile};
+use super::{Form, Panel, Src, Tile};
 
 pub(crate) struct Amx;
 
@@ -88,7 +88,7 @@ impl Tile for Amx {
         rows: usize,
         k: usize,
         width: usize,
-        (planes, side): (usize, super::Side),
+        Form { planes, side, .. }: Form,
         dst: *mut f32,
     ) {
         let by_rows = side == super::Side::A;
@@ -108,7 +108,7 @@ impl Tile for Amx {
         k: usize,
         panel: usize,
         lanes: usize,
-        (planes, side): (usize, super::Side),
+        Form { planes, side, .. }: Form,
         dst: *mut f32,
     ) {
         let by_rows = side == super::Side::A;

@@ -1,6 +1,6 @@
 //! AVX2 + FMA: 6 × 16 in twelve of the sixteen registers.
 
-use super::{Panel, Side, Src, Tile, portable};
+use super::{Form, Panel, Src, Tile, portable};
 use std::arch::x86_64::*;
 
 pub(crate) struct Avx2;
@@ -31,7 +31,7 @@ impl Tile for Avx2 {
         unsafe { if nr <= 8 { rows!(1) } else { rows!(2) } }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: Form, dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match src {
@@ -48,7 +48,7 @@ impl Tile for Avx2 {
         k: usize,
         panel: usize,
         lanes: usize,
-        _: (usize, Side),
+        _: Form,
         dst: *mut f32,
     ) {
         // SAFETY: the caller's promise.

@@ -3,7 +3,7 @@
 pub(crate) mod pack;
 mod stream;
 
-use super::{Panel, Side, Src, Tile};
+use super::{Form, Panel, Src, Tile};
 use std::arch::x86_64::*;
 
 pub(crate) struct Avx512;
@@ -61,7 +61,7 @@ impl Tile for Avx512 {
         }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: Form, dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             match src {
@@ -78,7 +78,7 @@ impl Tile for Avx512 {
         k: usize,
         panel: usize,
         lanes: usize,
-        _: (usize, Side),
+        _: Form,
         dst: *mut f32,
     ) {
         // SAFETY: the caller's promise.
@@ -93,7 +93,7 @@ impl Tile for Avx512 {
 
 /// The first `n` lanes (none below 0, at most 16).
 #[inline(always)]
-fn lanes(n: usize) -> __mmask16 {
+pub(super) fn lanes(n: usize) -> __mmask16 {
     if n >= 16 { !0 } else { (1u16 << n) - 1 }
 }
 

@@ -9,6 +9,9 @@ pub(crate) mod amx;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16_dot;
+pub(crate) mod int8;
 pub(crate) mod portable;
 
 use half::bf16;
@@ -41,6 +44,43 @@ impl Src {
 pub(crate) enum Side {
     A,
     B,
+}
+
+/// What packing must know besides the sizes.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// The parts that a value is split into (see [`Tile::planes`]).
+    pub(crate) planes: usize,
+    /// Whose panel it is.
+    pub(crate) side: Side,
+    /// Scales that a block shares with others; without them each row of a panel finds its own (only [`int8`]).
+    pub(crate) scales: Option<BlockScales>,
+}
+
+/// The scales of a matrix in square blocks of [`BLOCK`] × [`BLOCK`], seen from one element on.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockScales {
+    pub(crate) amax: *const f32,
+    /// From one block of rows to the next, and from one block of steps of k to the next.
+    pub(crate) strides: (usize, usize),
+    /// Row and step that packing starts at.
+    pub(crate) at: (usize, usize),
+}
+
+/// Side of a block that shares a scale.
+pub(crate) const BLOCK: usize = 128;
+
+impl BlockScales {
+    /// The greatest magnitude of the block that row `i` and step `p` from here lie in.
+    ///
+    /// # Safety
+    /// They lie in the matrix.
+    #[inline(always)]
+    pub(crate) unsafe fn amax(&self, i: usize, p: usize) -> f32 {
+        let (row, step) = ((self.at.0 + i) / BLOCK, (self.at.1 + p) / BLOCK);
+        // SAFETY: the caller's promise.
+        unsafe { *self.amax.add(row * self.strides.0 + step * self.strides.1) }
+    }
 }
 
 /// A packed panel.
@@ -126,11 +166,11 @@ pub(crate) trait Tile {
     }
 
     /// `dst[p·width + i] = src[i·ld + p]` for i < `rows`, p < `k`; zero for `rows` ≤ i < `width`: a source whose rows run
-    /// along k. `form`: the planes, and whose panel it is, where that makes a difference.
+    /// along k. `form`: what else makes a difference.
     ///
     /// # Safety
     /// The source covers `rows` rows of `k` elements, `dst` takes `width`·`k`; the processor has the instruction set.
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, form: (usize, Side), dst: *mut f32);
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, form: Form, dst: *mut f32);
 
     /// Packs a whole block whose memory rows run across the panels: for each panel starting at column i,
     /// `dst[i·k + p·width + c] = src[p·ld + i + c]`, zero from `count` on. Panels are `panel` wide, the last one `count` % `panel`
@@ -146,7 +186,7 @@ pub(crate) trait Tile {
         k: usize,
         panel: usize,
         lanes: usize,
-        form: (usize, Side),
+        form: Form,
         dst: *mut f32,
     );
 }

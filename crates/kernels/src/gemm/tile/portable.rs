@@ -2,7 +2,7 @@
 //!
 //! The chain is multiply, round, add, round: a fused step would call the C library on a target without the instruction.
 
-use super::{Panel, Side, Src, Tile};
+use super::{Form, Panel, Src, Tile};
 
 pub(crate) struct Portable;
 
@@ -27,7 +27,7 @@ impl Tile for Portable {
         }
     }
 
-    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: (usize, Side), dst: *mut f32) {
+    unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: Form, dst: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe { pack(src, ld, 1, rows, k, width, dst) }
     }
@@ -39,7 +39,7 @@ impl Tile for Portable {
         k: usize,
         panel: usize,
         lanes: usize,
-        _: (usize, Side),
+        _: Form,
         dst: *mut f32,
     ) {
         for i in (0..count).step_by(panel) {

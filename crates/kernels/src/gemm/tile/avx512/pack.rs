@@ -11,7 +11,7 @@ use super::lanes;
 ///
 /// # Safety of the functions
 /// The elements read must be readable, and the processor must have AVX-512 F, BW and VL.
-pub(super) trait Element: Copy {
+pub(in crate::gemm::tile) trait Element: Copy {
     const PER_LANE: usize;
     /// The kept lanes of 16 elements, widened; zero elsewhere.
     unsafe fn widen(at: *const Self, keep: __mmask16) -> __m512;
