@@ -291,6 +291,36 @@ pub enum Verify {
         #[arg(long)]
         threads: Option<usize>,
     },
+    /// Low-precision recipes against exact training of a small model on a text.
+    Precision(Precision),
+}
+
+/// Options of `verify precision`.
+#[derive(Args, Debug)]
+pub struct Precision {
+    /// A text of some hundred kilobytes or more; it is read as bytes.
+    pub text: PathBuf,
+    /// Recipes; all if left out.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub recipes: Vec<Exactness>,
+    /// Optimizer steps.
+    #[arg(long, default_value_t = 500)]
+    pub steps: usize,
+    /// Seeds of the weights.
+    #[arg(long, default_value_t = 3)]
+    pub seeds: usize,
+    /// Sequences a step.
+    #[arg(long, default_value_t = 8)]
+    pub batch: usize,
+    /// Bytes a sequence.
+    #[arg(long, default_value_t = 256)]
+    pub seq: usize,
+    /// One JSON line for a recipe and a seed.
+    #[arg(long)]
+    pub json: bool,
+    /// Threads; all cores if left out.
+    #[arg(long)]
+    pub threads: Option<usize>,
 }
 
 /// What `bench` measures.

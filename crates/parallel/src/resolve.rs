@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use phalanx_nn::{Describe, ModuleSettings, ResolvedPlan};
+use phalanx_nn::{Arithmetic, Describe, ModuleSettings, ResolvedPlan};
 
 use crate::compatibility::{Feature, Verdict, verdict};
 use crate::{Pattern, Plan};
@@ -116,6 +116,10 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         for (roots, e) in &arithmetic {
             if inside(i, roots) {
                 s.arithmetic = (*e).into();
+                // A block recipe is for the blocks; the head stays at 16 bits, as where the recipe comes from.
+                if s.arithmetic == Arithmetic::Int8Block && site.kind == "head" {
+                    s.arithmetic = Arithmetic::Bf16;
+                }
             }
         }
         if s.adapter && site.kind != "linear" {

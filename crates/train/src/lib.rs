@@ -29,6 +29,7 @@ pub mod export;
 pub mod job;
 pub mod method;
 mod model_output;
+pub mod near_lossless;
 pub mod optimizer;
 pub mod parity;
 pub mod resume;

@@ -1,15 +1,58 @@
-//! `phalanx verify parity DIR...`
+//! `phalanx verify parity DIR...` and `phalanx verify precision TEXT`
 
+use clap::ValueEnum;
 use phalanx_report::Table;
-use phalanx_train::parity;
+use phalanx_train::{near_lossless, parity};
 use serde_json::json;
+use std::path::PathBuf;
 
-use crate::args::Verify;
+use crate::args::{Exactness, Precision, Verify};
 use crate::out;
 use crate::outcome::{Outcome, Result, chain};
 
 pub fn run(what: Verify) -> Result<Outcome> {
-    let Verify::Parity { dirs, json, threads } = what;
+    match what {
+        Verify::Parity { dirs, json, threads } => with_golden(dirs, json, threads),
+        Verify::Precision(options) => precision(options),
+    }
+}
+
+fn precision(a: Precision) -> Result<Outcome> {
+    let text = std::fs::read(&a.text).map_err(|e| format!("{}: {e}", a.text.display()))?;
+    let rt = super::runtime(a.threads)?;
+    let recipes = if a.recipes.is_empty() {
+        Exactness::value_variants().iter().copied().filter(|&e| e != Exactness::F32).collect()
+    } else {
+        a.recipes
+    };
+    let recipes = recipes.into_iter().map(Into::into).collect();
+    let options = near_lossless::Options { steps: a.steps, seeds: a.seeds, batch: a.batch, seq: a.seq, recipes };
+    let found = near_lossless::verify(&rt, &text, &options, &mut |run| eprintln!("training: {run}"))?;
+    let header = ["recipe", "seed", "loss", "exact", "error at most", "on average", "seeds differ by", "verdict"];
+    let mut table = Table::new(super::style(), &header);
+    let percent = |x: f64| format!("{:.3} %", 100.0 * x);
+    for f in &found {
+        if a.json {
+            out::line(serde_json::to_string(f)?)?;
+        }
+        table.row([
+            f.recipe.clone(),
+            f.seed.to_string(),
+            format!("{:.4}", f.loss),
+            format!("{:.4}", f.exact_loss),
+            percent(f.error_max),
+            percent(f.error_mean),
+            percent(f.seed_spread),
+            if f.pass { "pass" } else { "FAIL" }.into(),
+        ]);
+    }
+    if !a.json {
+        out::text(table)?;
+    }
+    Ok(if found.iter().all(|f| f.pass) { Outcome::Done } else { Outcome::Failed })
+}
+
+fn with_golden(dirs: Vec<PathBuf>, json: bool, threads: Option<usize>) -> Result<Outcome> {
     let rt = super::runtime(threads)?;
     let mut outcome = Outcome::Done;
     let mut rows = Vec::new();

@@ -57,9 +57,11 @@ pub(crate) fn greatest_of_blocks(isa: Isa, rows: &Mat<'_>, columns: usize, amax:
         #[cfg(target_arch = "x86_64")]
         if isa >= Isa::Avx512 {
             // SAFETY: a `Device` has only instruction sets that the processor has; `amax` has a place for each block of the row.
-            match row {
-                Mat::F32(x) => unsafe { pack::greatest_of_blocks(x.as_ptr(), columns, amax) },
-                Mat::Bf16(x) => unsafe { pack::greatest_of_blocks(x.as_ptr(), columns, amax) },
+            unsafe {
+                match row {
+                    Mat::F32(x) => pack::greatest_of_blocks(x.as_ptr(), columns, amax),
+                    Mat::Bf16(x) => pack::greatest_of_blocks(x.as_ptr(), columns, amax),
+                }
             }
             continue;
         }
