@@ -62,6 +62,8 @@ pub enum Command {
         #[command(subcommand)]
         what: Bench,
     },
+    /// Find better block sizes for this machine's matrix products: faster, with the same bits.
+    Tune(Tune),
     /// Report what this machine is and can do.
     Doctor {
         /// One JSON object instead of a table.
@@ -71,6 +73,23 @@ pub enum Command {
         #[arg(long)]
         threads: Option<usize>,
     },
+}
+
+/// Options of `tune`.
+#[derive(Args, Debug)]
+pub struct Tune {
+    /// Forget what was found.
+    #[arg(long)]
+    pub reset: bool,
+    /// Milliseconds for each comparison; more on a busy machine.
+    #[arg(long, default_value_t = 1000)]
+    pub patience_ms: u64,
+    /// Threads; all cores if left out.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// One JSON line a unit.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `demo`.
@@ -418,9 +437,9 @@ pub struct BenchTrain {
     /// Recompute every block in backward.
     #[arg(long)]
     pub recompute: bool,
-    /// How exact the products of linear layers must be.
-    #[arg(long, value_enum, default_value_t = Exactness::F32)]
-    pub arithmetic: Exactness,
+    /// How exact the products of linear layers must be; if left out, as the type of the weights says.
+    #[arg(long, value_enum)]
+    pub arithmetic: Option<Exactness>,
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,

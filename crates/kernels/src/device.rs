@@ -1,5 +1,7 @@
 //! What every kernel call runs on: an instruction set, a team of threads, and the working buffers that calls reuse.
 
+use crate::gemm::tuning::Tuning;
+use crate::gemm::{Arithmetic, Blocking};
 use crate::scratch::Scratch;
 use crate::{Isa, Result, Team};
 
@@ -8,6 +10,7 @@ pub struct Device {
     isa: Isa,
     team: Team,
     scratch: Scratch,
+    tuning: Tuning,
 }
 
 impl Device {
@@ -36,12 +39,17 @@ impl Device {
     }
 
     fn build(isa: Isa, team: Team) -> Device {
-        Device { isa, scratch: Scratch::new(team.threads()), team }
+        Device { isa, scratch: Scratch::new(team.threads()), team, tuning: Tuning::installed() }
     }
 
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// The block sizes of its matrix products.
+    pub(crate) fn blocking(&self, arithmetic: Arithmetic) -> Blocking {
+        self.tuning.sizes(self.isa, arithmetic)
     }
 
     /// The threads.

@@ -48,6 +48,20 @@ impl Isa {
     }
 }
 
+/// Family, model and stepping of the processor, or its architecture where there is no such thing.
+pub fn processor_signature() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let id = std::arch::x86_64::__cpuid(1).eax;
+        let (family, model) = ((id >> 8) & 15, (id >> 4) & 15);
+        let family = if family == 15 { family + ((id >> 20) & 255) } else { family };
+        let model = if family >= 6 { model + ((id >> 12) & 0xF0) } else { model };
+        format!("family {family}, model {model}, stepping {}", id & 15)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH.to_owned()
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

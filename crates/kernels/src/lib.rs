@@ -57,7 +57,7 @@ pub mod scratch;
 
 pub use device::Device;
 pub use error::{KernelError, Result};
-pub use isa::Isa;
+pub use isa::{Isa, processor_signature};
 pub use mat::Mat;
 pub use team::Team;
 

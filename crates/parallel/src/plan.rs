@@ -72,8 +72,8 @@ pub struct Plan {
     /// Precision by pattern, later lines winning over earlier ones; without a line, f32.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
     pub precision: Vec<(String, Precision)>,
-    /// Exactness of products by pattern, later lines winning over earlier ones; without a line, f32. Norms, attention and embedding
-    /// are always exact.
+    /// Exactness of products by pattern, later lines winning over earlier ones; without a line that of `precision`. Norms, attention and
+    /// embedding are always exact, and the head takes no block recipe (it stays at bf16).
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
     pub arithmetic: Vec<(String, Exactness)>,
 }

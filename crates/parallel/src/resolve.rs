@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use phalanx_nn::{Arithmetic, Describe, ModuleSettings, ResolvedPlan};
+use phalanx_tensor::DType;
 
 use crate::compatibility::{Feature, Verdict, verdict};
 use crate::{Pattern, Plan};
@@ -112,6 +113,10 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
             if inside(i, roots) {
                 s.precision = (*p).into();
             }
+        }
+        // Who stores 16 bits expects products of 16 bits, as everywhere else; a line of `arithmetic` may say otherwise.
+        if s.precision == DType::Bf16 {
+            s.arithmetic = Arithmetic::Bf16;
         }
         for (roots, e) in &arithmetic {
             if inside(i, roots) {

@@ -4,7 +4,7 @@
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
 use phalanx_nn::{Arithmetic, Env};
-use phalanx_parallel::Exactness;
+use phalanx_parallel::{Exactness, Precision};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
 use serde::Serialize;
@@ -59,8 +59,8 @@ pub struct BenchOptions {
     pub steps: usize,
     /// Whether blocks are recomputed.
     pub recompute: bool,
-    /// How exact products must be.
-    pub arithmetic: Exactness,
+    /// How exact products must be; if left out, as `dtype` says.
+    pub arithmetic: Option<Exactness>,
 }
 
 /// What a run gave; the names of the peer's fields.
@@ -135,10 +135,12 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     let mut env = Env::new(rt.clone(), layout(&batch));
     let plan = phalanx_parallel::Plan {
         recompute: if o.recompute { vec!["model.layers.{*}".into()] } else { vec![] },
-        arithmetic: vec![("**".into(), o.arithmetic)],
+        precision: vec![("**".into(), if o.dtype == DType::F32 { Precision::F32 } else { Precision::Bf16 })],
+        arithmetic: o.arithmetic.map(|a| ("**".into(), a)).into_iter().collect(),
         ..Default::default()
     };
     let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
+    let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head"), Arithmetic::from).to_string();
     env.plan = resolved.into();
     let (mut times, mut losses) = (vec![], vec![]);
     let mut asked_before = 0;
@@ -169,7 +171,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         shape: o.shape.clone(),
         params: config.num_params(),
         dtype: if o.dtype == DType::F32 { "f32" } else { "bf16" },
-        arithmetic: Arithmetic::from(o.arithmetic).to_string(),
+        arithmetic,
         isa: rt.device().isa().to_string(),
         compile: false,
         checkpoint: o.recompute,
@@ -202,7 +204,7 @@ mod tests {
     fn products_beyond_counting_are_refused() {
         let refused = |batch, seq, warmup, steps| {
             let shape = "tiny-15m".to_owned();
-            let arithmetic = Exactness::F32;
+            let arithmetic = None;
             let o = BenchOptions { shape, batch, seq, dtype: DType::F32, warmup, steps, recompute: false, arithmetic };
             bench_train(&Runtime::new(1), &o).unwrap_err().to_string()
         };

@@ -84,6 +84,7 @@ const NUMBERS: &[&str] = &[
     "nan_guard",
     "decay_norms_and_biases",
     "plan.precision",
+    "plan.arithmetic",
 ];
 
 const FREE: &[&str] = &[
@@ -179,7 +180,7 @@ pub fn recorded(config: &Config) -> Result<Map<String, Value>> {
     let mut all = config.to_json().as_object().cloned().unwrap_or_default();
     all.remove("plan");
     let document = config.plan()?;
-    for key in ["recompute", "freeze", "train", "adapters", "precision"] {
+    for key in ["recompute", "freeze", "train", "adapters", "precision", "arithmetic"] {
         let value = document.root.get(key).map_or(Value::Null, |node| node.to_json());
         all.insert(format!("plan.{key}"), value);
     }

@@ -15,6 +15,7 @@ mod plan;
 mod preparing;
 mod shell;
 mod train;
+mod tune;
 mod verify;
 mod watch;
 
@@ -28,6 +29,7 @@ use crate::outcome::{Outcome, Result};
 
 /// Runs the command.
 pub fn run(cli: Cli) -> Result<Outcome> {
+    tune::install();
     match cli.command {
         Command::Demo(args) => demo::run(&args),
         Command::Train(args) => train::run(&args.args),
@@ -40,6 +42,7 @@ pub fn run(cli: Cli) -> Result<Outcome> {
         Command::Plan { what } => plan::run(what),
         Command::Verify { what } => verify::run(what),
         Command::Bench { what } => bench::run(what),
+        Command::Tune(args) => tune::run(&args),
         Command::Doctor { json, threads } => doctor::run(json, threads),
     }
 }

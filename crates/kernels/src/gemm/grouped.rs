@@ -35,7 +35,7 @@ pub struct Grouped<'a> {
 /// If a slice's length is not what the sizes ask for, the offsets do not rise from 0, or there is no memory for
 /// packing.
 pub fn grouped(dev: &Device, g: &Grouped<'_>, c: &mut [f32]) -> Result<()> {
-    grouped_blocked(dev, g, c, &Blocking::best(dev.isa(), Arithmetic::F32))
+    grouped_blocked(dev, g, c, &dev.blocking(Arithmetic::F32))
 }
 
 pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: &Blocking) -> Result<()> {

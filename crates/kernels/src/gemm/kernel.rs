@@ -57,6 +57,23 @@ impl Blocking {
         }
     }
 
+    /// Whether every size can be used.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let sizes = [
+            ("kc", self.kc, 1, 1 << 16),
+            ("mc", self.mc, 1, 1 << 16),
+            ("stretch", self.stretch, 1, 1 << 30),
+            ("narrow", self.narrow, 0, 1 << 20),
+            ("narrow_rows", self.narrow_rows, 0, 1 << 20),
+            ("narrow_values", self.narrow_values, 0, 1 << 30),
+            ("narrow_kc", self.narrow_kc, 1, 1 << 16),
+        ];
+        match sizes.into_iter().find(|(_, size, least, most)| !(least..=most).contains(&size)) {
+            Some((name, size, least, most)) => Err(format!("{name} is {size}, outside {least}..={most}")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether a product of these sizes is narrow; `columns`: it has columns for every thread.
     pub(super) fn is_narrow(&self, m: usize, k: usize, columns: bool) -> bool {
         m <= self.narrow || (columns && m <= self.narrow_rows && m * k <= self.narrow_values)
@@ -65,7 +82,7 @@ impl Blocking {
 
 /// What makes the products: the tile that serves an instruction set and an arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
+pub(super) enum Unit {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -81,7 +98,7 @@ enum Unit {
 }
 
 impl Unit {
-    fn of(isa: Isa, arithmetic: Arithmetic) -> Unit {
+    pub(super) fn of(isa: Isa, arithmetic: Arithmetic) -> Unit {
         #[cfg(target_arch = "x86_64")]
         match (isa, arithmetic) {
             (Isa::Avx512 | Isa::Amx, Arithmetic::Int8Block) if int8::available() => return Unit::Int8,

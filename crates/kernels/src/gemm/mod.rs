@@ -13,6 +13,7 @@ pub mod plain;
 #[cfg(test)]
 mod tests;
 mod tile;
+pub mod tuning;
 
 /// Whether this process may use AMX.
 pub(crate) fn amx_available() -> bool {
@@ -119,7 +120,7 @@ impl<'a> Gemm<'a> {
 /// # Errors
 /// If a slice's length is not what the sizes ask for, the bias has not N elements, or there is no memory for packing.
 pub fn gemm(dev: &Device, g: &Gemm<'_>, c: &mut [f32]) -> Result<()> {
-    gemm_blocked(dev, g, c, &Blocking::best(dev.isa(), g.arithmetic))
+    gemm_blocked(dev, g, c, &dev.blocking(g.arithmetic))
 }
 
 /// [`gemm`] with chosen block sizes, for measuring and testing them.

@@ -18,7 +18,7 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
         warmup: a.warmup,
         steps: a.steps,
         recompute: a.recompute,
-        arithmetic: a.arithmetic.into(),
+        arithmetic: a.arithmetic.map(Into::into),
     };
     let result = bench_train(&rt, &options)?;
     if a.json {
