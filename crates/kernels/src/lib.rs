@@ -48,6 +48,7 @@ pub mod embedding;
 pub mod gemm;
 pub mod glu;
 pub mod layer_norm;
+pub mod lowp;
 pub mod peak;
 pub mod plain;
 pub mod reduce;
