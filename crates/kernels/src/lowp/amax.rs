@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Element;
-use super::scaling::Seen;
+use super::scaling::{Seen, any_amax};
 use super::wide::{self, Loop};
 use crate::Device;
 use crate::par::{PIECE, piece};
@@ -34,9 +34,7 @@ struct Look<'a> {
 impl Loop for Look<'_> {
     #[inline(always)]
     fn run(self) {
-        let mut seen = Seen::default();
-        self.x.iter().for_each(|&x| seen.add(x));
-        *self.seen = seen;
+        *self.seen = Seen::new(any_amax(self.x), [self.x].into_iter());
     }
 }
 

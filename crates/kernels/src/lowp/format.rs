@@ -107,23 +107,38 @@ impl Format for Int8 {
     type Code = i8;
     const ELEMENT: Element = Element::Int8;
 
-    /// NaN becomes 0: its tile's scale says what it was.
     #[inline(always)]
     fn encode(x: f32) -> i8 {
-        // Adding 1.5·2²³ leaves no room for a fraction, so the sum is rounded to a whole number, ties to even.
-        const SHIFT: f32 = 12_582_912.0;
-        (x.clamp(-127.0, 127.0) + SHIFT - SHIFT) as i8
+        code(limit(x) + SHIFT)
     }
     #[inline(always)]
     fn encode_stochastic(x: f32, random: u32) -> i8 {
-        let x = x.clamp(-127.0, 127.0);
-        let below = x.floor();
+        let x = limit(x);
+        let nearest = x + SHIFT - SHIFT;
+        let below = if nearest > x { nearest - 1.0 } else { nearest };
         // The fraction is compared and not added, else the sum would be rounded and move whole numbers. 24 bits convert exactly.
         let chance = (random >> 8) as i32 as f32 * (1.0 / 16_777_216.0);
-        (below + if chance < x - below { 1.0 } else { 0.0 }) as i8
+        let up = if chance < x - below { 1.0 } else { 0.0 };
+        code(below + up + SHIFT)
     }
     #[inline(always)]
     fn decode(code: i8) -> f32 {
         f32::from(code)
     }
+}
+
+/// 1.5·2²³: adding it leaves no room for a fraction, so the sum is rounded to a whole number, ties to even, which then stands in
+/// its low bits.
+const SHIFT: f32 = 12_582_912.0;
+
+/// The low byte of a sum with [`SHIFT`].
+#[inline(always)]
+fn code(shifted: f32) -> i8 {
+    shifted.to_bits() as i8
+}
+
+/// What int8 can hold. NaN becomes 0: its tile's scale says what it was.
+#[inline(always)]
+fn limit(x: f32) -> f32 {
+    if x.is_nan() { 0.0 } else { x.clamp(-127.0, 127.0) }
 }

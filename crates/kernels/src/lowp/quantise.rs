@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::amax::seen_in;
 use super::rounding::Keys;
-use super::scaling::Seen;
+use super::scaling::{Seen, any_amax, magnitude};
 use super::tile::MAX_TILE_COLS;
 use super::wide::{self, Loop};
 use super::{E4M3, E5M2, Element, Format, Fp16, Int8, Rounding, Scaling, Spec, Tile};
@@ -246,7 +246,7 @@ impl<F: Format, O: Output<F>> Loop for There<'_, F, O> {
             let band = top..(top + cut.tile_rows).min(self.rows.end);
             if let Source::Tiles(scaling) = self.source {
                 let of_tile = |seen| scaling.scale(F::ELEMENT, seen);
-                scale_columns(cut, band.clone().map(|row| &self.x[place(row)]), scales, of_tile);
+                scale_columns(cut, |i| &self.x[place(top + i)], band.len(), scales, of_tile);
             }
             if let Some(kept) = self.scales {
                 let first = top / cut.tile_rows * cut.grid_cols() + self.cols.start / cut.tile_cols;
@@ -280,36 +280,35 @@ impl<F: Format, O: Output<F>> Loop for There<'_, F, O> {
     }
 }
 
-/// Writes the scale of each column's tile; `band` gives the rows of one band of tiles.
+/// Writes the scale of each column's tile; `row` gives the rows of one band of tiles.
 #[inline(always)]
 fn scale_columns<'a>(
     cut: &Cut,
-    band: impl ExactSizeIterator<Item = &'a [f32]>,
+    row: impl Fn(usize) -> &'a [f32],
+    num_rows: usize,
     scales: &mut [f32],
     of_tile: impl Fn(Seen) -> f32,
 ) {
-    if cut.tile_rows == 1 {
-        for row in band {
-            for (x, scales) in row.chunks(cut.tile_cols).zip(scales.chunks_mut(cut.tile_cols)) {
-                let mut seen = Seen::default();
-                x.iter().for_each(|&x| seen.add(x));
-                scales.fill(of_tile(seen));
-            }
+    if num_rows == 1 {
+        for (x, scales) in row(0).chunks(cut.tile_cols).zip(scales.chunks_mut(cut.tile_cols)) {
+            scales.fill(of_tile(Seen::new(any_amax(x), [x].into_iter())));
         }
         return;
     }
     // First down the columns, so that tall tiles are read in the order in which they lie.
-    let mut columns = [Seen::default(); MAX_TILE_COLS];
+    let mut columns = [0u32; MAX_TILE_COLS];
     let columns = &mut columns[..scales.len()];
-    for row in band {
-        for (seen, &x) in columns.iter_mut().zip(row) {
-            seen.add(x);
+    for i in 0..num_rows {
+        for (most, &x) in columns.iter_mut().zip(row(i)) {
+            *most = (*most).max(magnitude(x));
         }
     }
+    let mut start = 0;
     for (columns, scales) in columns.chunks(cut.tile_cols).zip(scales.chunks_mut(cut.tile_cols)) {
-        let mut seen = Seen::default();
-        columns.iter().for_each(|&column| seen.join(column));
-        scales.fill(of_tile(seen));
+        let any = columns.iter().fold(0, |most, &m| most.max(m));
+        let at = start..start + columns.len();
+        scales.fill(of_tile(Seen::new(any, (0..num_rows).map(|i| &row(i)[at.clone()]))));
+        start = at.end;
     }
 }
 

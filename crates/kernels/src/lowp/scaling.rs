@@ -37,19 +37,31 @@ pub(crate) struct Seen {
 /// The bits of infinity; what is greater is NaN.
 pub(crate) const INF: u32 = 0x7F80_0000;
 
-impl Seen {
-    #[inline(always)]
-    pub(crate) fn add(&mut self, x: f32) {
-        let bits = x.to_bits() & 0x7FFF_FFFF;
-        self.any = self.any.max(bits);
-        self.finite = self.finite.max(if bits < INF { bits } else { 0 });
-    }
+/// The magnitude of `x` as bits.
+#[inline(always)]
+pub(crate) fn magnitude(x: f32) -> u32 {
+    x.to_bits() & 0x7FFF_FFFF
+}
 
+impl Seen {
+    /// What is in the values of `rows`, where the greatest of all magnitudes is known to be `any`. Looks at them only if that is
+    /// not finite, which is rare: so the usual pass takes one maximum and not two.
     #[inline(always)]
-    pub(crate) fn join(&mut self, other: Seen) {
-        self.any = self.any.max(other.any);
-        self.finite = self.finite.max(other.finite);
+    pub(crate) fn new<'a>(any: u32, rows: impl Iterator<Item = &'a [f32]>) -> Seen {
+        let finite = if any < INF { any } else { finite_amax(rows) };
+        Seen { finite, any }
     }
+}
+
+#[cold]
+fn finite_amax<'a>(rows: impl Iterator<Item = &'a [f32]>) -> u32 {
+    rows.flatten().map(|&x| magnitude(x)).filter(|&m| m < INF).max().unwrap_or(0)
+}
+
+/// The greatest magnitude of all in `x`.
+#[inline(always)]
+pub(crate) fn any_amax(x: &[f32]) -> u32 {
+    x.iter().fold(0, |most, &x| most.max(magnitude(x)))
 }
 
 impl Scaling {
@@ -97,9 +109,7 @@ mod tests {
     use super::*;
 
     fn scale(scaling: Scaling, element: Element, x: f32) -> f32 {
-        let mut seen = Seen::default();
-        seen.add(x);
-        scaling.scale(element, seen)
+        scaling.scale(element, Seen::new(magnitude(x), [&[x][..]].into_iter()))
     }
 
     /// The values named in Transformer Engine's conversion: zero, NaN, infinity.
