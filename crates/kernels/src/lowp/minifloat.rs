@@ -123,7 +123,7 @@ mod tests {
         }
         // A stride through all f32 that meets every exponent and many low bits.
         for i in 0..2_000_000u32 {
-            let x = f32::from_bits(i.wrapping_mul(2_147_483_647 / 1000 | 1));
+            let x = f32::from_bits(i.wrapping_mul(2_147_483));
             let (ours, theirs) = (encode(FP16, Overflow::NonSaturating, x), f16::from_f32(x));
             assert!(ours == theirs.to_bits().into() || x.is_nan() && theirs.is_nan(), "{x:e}");
         }

@@ -11,7 +11,7 @@
 //! | [`Tile`] | which values share a scale |
 //! | [`Scaling`] | how a tile's scale follows from its greatest magnitude |
 //! | [`Rounding`] | to nearest even, or at random by a counter |
-//! | [`quantise`], [`dequantise`], [`fake_quantise`] | the kernels |
+//! | [`quantise()`], [`dequantise`], [`fake_quantise`] | the kernels |
 //! | [`AmaxHistory`] | delayed scaling: a scale from earlier steps |
 //! | [`Recipe`] | the named recipes of a configuration, and what they do to each operand |
 //! | [`saved`] | activations kept for backward in 1.03 bytes a value |
