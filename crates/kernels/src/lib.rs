@@ -20,6 +20,7 @@
 //!   (With [`Isa::Amx`] an element is not one chain but another fixed sequence over its row and its column: the same promise, other bits.)
 //! * bf16 is a storage type: operands count exactly, sums are f32. Less than f32 is multiplied only where a caller permits it
 //!   ([`gemm::Arithmetic`]).
+//! * FP8, MXFP8, fp16 and int8 are made in software, exact to the bit, by [`lowp`].
 //!
 //! ```
 //! use phalanx_kernels::{Device, gemm::{Gemm, gemm}};
@@ -48,6 +49,7 @@ pub mod embedding;
 pub mod gemm;
 pub mod glu;
 pub mod layer_norm;
+pub mod lowp;
 pub mod peak;
 pub mod plain;
 pub mod reduce;
