@@ -457,6 +457,18 @@ pub enum Exactness {
     /// 8 bits with block scales, multiplied as integers
     #[value(name = "int8_block")]
     Int8Block,
+    /// FP8 with one scale a tensor (simulated)
+    #[value(name = "fp8_tensorwise")]
+    Fp8Tensorwise,
+    /// FP8 with block scales (simulated)
+    #[value(name = "fp8_blockwise")]
+    Fp8Blockwise,
+    /// FP8 with a power of two for each 32 values (simulated)
+    #[value(name = "mxfp8")]
+    Mxfp8,
+    /// fp16 with block scales (simulated)
+    #[value(name = "fp16_block")]
+    Fp16Block,
 }
 
 impl From<Exactness> for phalanx_parallel::Exactness {
@@ -466,6 +478,10 @@ impl From<Exactness> for phalanx_parallel::Exactness {
             Exactness::Bf16x2 => Self::Bf16x2,
             Exactness::Bf16 => Self::Bf16,
             Exactness::Int8Block => Self::Int8Block,
+            Exactness::Fp8Tensorwise => Self::Fp8Tensorwise,
+            Exactness::Fp8Blockwise => Self::Fp8Blockwise,
+            Exactness::Mxfp8 => Self::Mxfp8,
+            Exactness::Fp16Block => Self::Fp16Block,
         }
     }
 }

@@ -152,7 +152,7 @@ impl SpaceGuard<'_> {
     }
 }
 
-/// The working buffers of one device: one for each worker, and three that a whole call shares.
+/// The working buffers of one device: one for each worker, and some that a whole call shares.
 ///
 /// A task cannot return an error, so a call first sees to it that [`Scratch::reserve`] has room for its tasks, and they take
 /// what was reserved. Buffers only grow, so no other call can take the room away.
@@ -163,6 +163,7 @@ pub struct Scratch {
     packed: Space,
     sums: Space,
     scales: Space,
+    rounded: [Space; 2],
 }
 
 impl Scratch {
@@ -173,6 +174,7 @@ impl Scratch {
             packed: Space::new(),
             sums: Space::new(),
             scales: Space::new(),
+            rounded: [Space::new(), Space::new()],
         }
     }
 
@@ -208,6 +210,11 @@ impl Scratch {
     /// Products that wait for their factor before they join C.
     pub(crate) fn sums(&self) -> &Space {
         &self.sums
+    }
+
+    /// An operand (0 or 1) as a low-precision recipe rounds it.
+    pub(crate) fn rounded(&self, which: usize) -> &Space {
+        &self.rounded[which]
     }
 
     /// Scales of an operand's blocks.

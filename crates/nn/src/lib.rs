@@ -41,4 +41,4 @@ pub use cx::{Cx, Env};
 pub use error::{NnError, Result};
 pub use module::{Describe, Module, Visitor, Walk, parameters, walk};
 pub use parameter::Parameter;
-pub use settings::{Arithmetic, ModuleSettings, ResolvedPlan};
+pub use settings::{Arithmetic, ModuleSettings, Recipe, ResolvedPlan};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 pub use phalanx_kernels::gemm::Arithmetic;
+pub use phalanx_kernels::lowp::Recipe;
 use phalanx_tensor::DType;
 
 /// The settings of one module.

@@ -1,6 +1,6 @@
 //! What a plan says, before it is resolved against a model.
 
-use phalanx_nn::Arithmetic;
+use phalanx_nn::{Arithmetic, Recipe};
 use phalanx_tensor::DType;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,18 @@ pub enum Exactness {
     /// 8 bits and block scales, multiplied as integers.
     #[serde(rename = "int8_block")]
     Int8Block,
+    /// FP8 with one scale a tensor, simulated: operands are rounded, products are f32.
+    #[serde(rename = "fp8_tensorwise")]
+    Fp8Tensorwise,
+    /// FP8 with block scales, simulated.
+    #[serde(rename = "fp8_blockwise")]
+    Fp8Blockwise,
+    /// FP8 with a power of two for each 32 values, simulated.
+    #[serde(rename = "mxfp8")]
+    Mxfp8,
+    /// fp16 with block scales, simulated.
+    #[serde(rename = "fp16_block")]
+    Fp16Block,
 }
 
 impl From<Exactness> for Arithmetic {
@@ -40,6 +52,10 @@ impl From<Exactness> for Arithmetic {
             Exactness::Bf16x2 => Arithmetic::Bf16x2,
             Exactness::Bf16 => Arithmetic::Bf16,
             Exactness::Int8Block => Arithmetic::Int8Block,
+            Exactness::Fp8Tensorwise => Arithmetic::Simulated(Recipe::Fp8Tensorwise),
+            Exactness::Fp8Blockwise => Arithmetic::Simulated(Recipe::Fp8Blockwise),
+            Exactness::Mxfp8 => Arithmetic::Simulated(Recipe::Mxfp8),
+            Exactness::Fp16Block => Arithmetic::Simulated(Recipe::Fp16Block),
         }
     }
 }

@@ -122,7 +122,7 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
             if inside(i, roots) {
                 s.arithmetic = (*e).into();
                 // A block recipe is for the blocks; the head stays at 16 bits, as where the recipe comes from.
-                if s.arithmetic == Arithmetic::Int8Block && site.kind == "head" {
+                if s.arithmetic.is_block_recipe() && site.kind == "head" {
                     s.arithmetic = Arithmetic::Bf16;
                 }
             }

@@ -101,6 +101,7 @@ impl Unit {
     pub(super) fn of(isa: Isa, arithmetic: Arithmetic) -> Unit {
         #[cfg(target_arch = "x86_64")]
         match (isa, arithmetic) {
+            // A simulated product is an f32 product in the end.
             (Isa::Avx512 | Isa::Amx, Arithmetic::Int8Block) if int8::available() => return Unit::Int8,
             (Isa::Avx512, Arithmetic::Bf16) if bf16_dot::available() => return Unit::Bf16Dot,
             (Isa::Amx, a) if a != Arithmetic::Int8Block => return Unit::Amx,

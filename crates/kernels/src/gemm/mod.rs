@@ -10,6 +10,7 @@ mod grouped;
 mod kernel;
 mod narrow;
 pub mod plain;
+mod simulate;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -29,6 +30,7 @@ pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
 use self::kernel::{Product, run};
 use self::tile::{BLOCK, int8};
+pub use crate::lowp::Operand as Role;
 use crate::error::{bad_shape, check_len};
 use crate::team::SendPtr;
 use crate::{Device, Mat, Result};
@@ -58,9 +60,9 @@ pub struct Gemm<'a> {
     pub bias: Option<&'a [f32]>,
     /// How exact it must be.
     pub arithmetic: Arithmetic,
-    /// Whether B is a weight. Only block recipes care: a weight shares its scales over square blocks, so that it is rounded to the same
-    /// values whichever way it is read.
-    pub b_is_weight: bool,
+    /// What A and B are in a linear layer. Only block recipes care: a weight shares its scales over square blocks, so that it is rounded to
+    /// the same values whichever way it is read, and gradients may have a format of their own.
+    pub roles: [Role; 2],
 }
 
 impl<'a> Gemm<'a> {
@@ -79,20 +81,21 @@ impl<'a> Gemm<'a> {
             accumulate: false,
             bias: None,
             arithmetic,
-            b_is_weight: true,
+            roles: [Role::Activation, Role::Weight],
         }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
     pub fn nn(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { b_trans: false, ..Gemm::nt(m, n, k, a, b) }
+        Gemm { b_trans: false, roles: [Role::Gradient, Role::Weight], ..Gemm::nt(m, n, k, a, b) }
     }
     /// C[M,N] = A[K,M]ᵀ · B[K,N]: the gradient of a linear layer's weight.
     pub fn tn(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { a_trans: true, b_trans: false, b_is_weight: false, ..Gemm::nt(m, n, k, a, b) }
+        let roles = [Role::Gradient, Role::Activation];
+        Gemm { a_trans: true, b_trans: false, roles, ..Gemm::nt(m, n, k, a, b) }
     }
     /// C[M,N] = A[K,M]ᵀ · B[N,K]ᵀ.
     pub fn tt(m: usize, n: usize, k: usize, a: Mat<'a>, b: Mat<'a>) -> Self {
-        Gemm { a_trans: true, b_is_weight: false, ..Gemm::nt(m, n, k, a, b) }
+        Gemm { a_trans: true, ..Gemm::nt(m, n, k, a, b) }
     }
     /// Adds to C instead of overwriting it.
     pub fn accumulate(self, yes: bool) -> Self {
@@ -152,9 +155,12 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
         }
         return Ok(());
     }
+    if let Arithmetic::Simulated(recipe) = g.arithmetic {
+        return simulate::gemm(dev, g, recipe, c, by);
+    }
     let mut space;
     let mut b = Operand::new(&g.b, if g.b_trans { g.k } else { g.n }, g.b_trans, g.arithmetic);
-    if g.arithmetic == Arithmetic::Int8Block && g.b_is_weight {
+    if g.arithmetic == Arithmetic::Int8Block && g.roles[1] == Role::Weight {
         let (rows, columns) = if g.b_trans { (g.n, g.k) } else { (g.k, g.n) };
         let across = columns.div_ceil(BLOCK);
         space = dev.scratch().scales().take(rows.div_ceil(BLOCK) * across)?;

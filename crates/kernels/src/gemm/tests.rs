@@ -92,7 +92,7 @@ fn int8_sum(
     for first in (0..g.k).step_by(128) {
         let steps = first..g.k.min(first + 128);
         let a_most = greatest(&mut steps.clone().map(a));
-        let b_most = if g.b_is_weight {
+        let b_most = if g.roles[1] == Role::Weight {
             let columns = j / 128 * 128..g.n.min(j / 128 * 128 + 128);
             let at = |j: usize, p: usize| g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
             greatest(&mut columns.flat_map(|j| steps.clone().map(move |p| at(j, p))))
@@ -223,7 +223,7 @@ proptest! {
             alpha: if scaled { 0.37 } else { 1.0 },
             accumulate,
             bias: (with_bias && !accumulate).then_some(&bias[..]),
-            arithmetic, b_is_weight: weight,
+            arithmetic, roles: [Role::Activation, if weight { Role::Weight } else { Role::Activation }],
         };
         let c0 = values(seed ^ 3, m * n);
         for isa in Isa::available() {
@@ -233,6 +233,39 @@ proptest! {
             gemm_blocked(&dev, &g, &mut got, &by).unwrap();
             chain(isa, &g, &mut want);
             prop_assert_eq!(bits(&got), bits(&want), "{} {:?}", isa, by);
+        }
+    }
+}
+
+/// Rounding both operands first and then multiplying them is all that a simulated recipe does, whichever way they are stored; and a weight
+/// in square blocks is rounded to the same values in forward and backward.
+#[test]
+fn simulated_recipes_round_the_operands() {
+    use crate::lowp::{Recipe, Rounding, fake_quantise};
+    let (m, n, k) = (33, 150, 300);
+    let dev = Device::new(2);
+    let (x, w) = (values(1, m * k), values(2, n * k));
+    for recipe in Recipe::ALL {
+        let rounded = |role, x: &[f32], rows: usize| {
+            let mut out = vec![0.0; x.len()];
+            fake_quantise(&dev, &recipe.spec(role), Rounding::NearestEven, x, rows, x.len() / rows, &mut out).unwrap();
+            out
+        };
+        let (xr, wr) = (rounded(Role::Activation, &x, m), rounded(Role::Weight, &w, n));
+        assert!(rel_norm(&xr, &x) < 0.05 && xr != x, "{recipe}");
+        let mut want = vec![0.0; m * n];
+        gemm(&dev, &Gemm::nt(m, n, k, (&xr).into(), (&wr).into()), &mut want).unwrap();
+        let (xt, wt) = (transposed(&x, m, k), transposed(&w, n, k));
+        let forward = Gemm::nt(m, n, k, (&x).into(), (&w).into());
+        let forms = [
+            forward,
+            Gemm { roles: forward.roles, ..Gemm::nn(m, n, k, (&x).into(), (&wt).into()) },
+            Gemm { roles: forward.roles, ..Gemm::tn(m, n, k, (&xt).into(), (&wt).into()) },
+        ];
+        for g in forms {
+            let mut got = vec![f32::NAN; m * n];
+            gemm(&dev, &g.arithmetic(Arithmetic::Simulated(recipe)), &mut got).unwrap();
+            assert!(bits(&got) == bits(&want), "{recipe}, a_trans {}, b_trans {}", g.a_trans, g.b_trans);
         }
     }
 }
