@@ -1,5 +1,6 @@
-//! What every kernel call runs on: an instruction set, a team of threads, and the working buffers that calls reuse.
+//! What every kernel call runs on: an instruction set, a team of threads, the working buffers that calls reuse, and the profiler.
 
+use crate::profile::Profiler;
 use crate::scratch::Scratch;
 use crate::{Isa, Result, Team};
 
@@ -8,6 +9,7 @@ pub struct Device {
     isa: Isa,
     team: Team,
     scratch: Scratch,
+    profiler: Profiler,
 }
 
 impl Device {
@@ -36,7 +38,7 @@ impl Device {
     }
 
     fn build(isa: Isa, team: Team) -> Device {
-        Device { isa, scratch: Scratch::new(team.threads()), team }
+        Device { isa, scratch: Scratch::new(team.threads()), team, profiler: Profiler::default() }
     }
 
     /// The instruction set in use.
@@ -52,5 +54,10 @@ impl Device {
     /// The working buffers, kept from call to call.
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
+    }
+
+    /// What records the time of kernels, while it is on.
+    pub fn profiler(&self) -> &Profiler {
+        &self.profiler
     }
 }

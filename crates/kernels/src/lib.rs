@@ -50,6 +50,7 @@ pub mod glu;
 pub mod layer_norm;
 pub mod peak;
 pub mod plain;
+pub mod profile;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
