@@ -306,6 +306,17 @@ pub enum Bench {
     Decode(BenchDecode),
 }
 
+/// Whether a bench shows what its kernels took.
+#[derive(Args, Debug)]
+pub struct Profiling {
+    /// Show what each kernel took: time, share, rate, fraction of the roofline (with --json one line a kernel).
+    #[arg(long)]
+    pub profile: bool,
+    /// Write a trace that https://ui.perfetto.dev and chrome://tracing open.
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    pub trace: Option<PathBuf>,
+}
+
 /// Options of `bench gemm`.
 #[derive(Args, Debug)]
 pub struct BenchGemm {
@@ -323,6 +334,9 @@ pub struct BenchGemm {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a shape.
     #[arg(long)]
     pub json: bool,
@@ -337,6 +351,9 @@ pub struct BenchAttention {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a shape and pass.
     #[arg(long)]
     pub json: bool,
@@ -356,6 +373,9 @@ pub struct BenchDecode {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a batch.
     #[arg(long)]
     pub json: bool,
@@ -391,6 +411,9 @@ pub struct BenchTrain {
     /// How exact the products of linear layers must be.
     #[arg(long, value_enum, default_value_t = Exactness::F32)]
     pub arithmetic: Exactness,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,

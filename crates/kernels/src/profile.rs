@@ -257,6 +257,11 @@ impl Profiler {
         Some(std::mem::take(&mut state.recording))
     }
 
+    /// Records no more; [`Profiler::stop`] still gives what there is.
+    pub fn pause(&self) {
+        self.0.on.store(false, Ordering::Relaxed);
+    }
+
     /// Whether it records.
     #[inline]
     pub fn is_on(&self) -> bool {
@@ -439,6 +444,9 @@ mod tests {
         let p = Profiler::default();
         p.start(0);
         drop(p.kernel("outside", || cost(1.0)));
+        p.pause();
+        drop(p.kernel("paused", || unreachable!()));
+        p.0.on.store(true, Ordering::Relaxed);
         {
             let _step = p.region("step");
             let _inner_region = p.region("step");

@@ -31,6 +31,7 @@ pub mod method;
 mod model_output;
 pub mod optimizer;
 pub mod parity;
+pub mod profiling;
 pub mod resume;
 pub mod run_files;
 pub mod same_run;
