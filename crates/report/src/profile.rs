@@ -178,7 +178,9 @@ impl Profile {
         line(&mut table, "attention", s.attention);
         line(&mut table, "everything else", s.other + s.outside);
         out += &table.to_string();
-        out += &format!("  (everything else in a training step: the project allows {})\n", percent(BAR));
+        if r.regions.iter().any(|r| r.name == "step") {
+            out += &format!("everything else may take {} of a training step\n", percent(BAR));
+        }
         if !r.phases.is_empty() {
             let named = |p: &SpanTotal| format!("{} {}", p.name, percent(self.share(seconds(p.took))));
             out += &format!("phases: {}\n", r.phases.iter().map(named).collect::<Vec<_>>().join(", "));
