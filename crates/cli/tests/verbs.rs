@@ -436,7 +436,8 @@ fn rates_stand_beside_the_ceilings_of_the_same_run() {
     assert!(lines[1]["share"].as_f64().unwrap() > 0.5 && lines[2]["profile"] == "total", "{lines:?}");
     let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 2);
-    refused(&phalanx(&["bench", "gemm", "--trace", "x.json"]), &["--profile"]);
+    let alone = phalanx(&["bench", "gemm", "--trace", "x.json"]);
+    assert!(!alone.status.success() && text(&alone.stderr).contains("--profile"), "{alone:?}");
     let model = out.display().to_string();
     let lines =
         json(&["bench", "decode", &model, "--batch", "1", "--batch", "3", "--tokens", "4", "--rounds", "1", "--json"]);
