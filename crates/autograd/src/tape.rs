@@ -28,12 +28,15 @@ struct Node {
     recipe: Option<Arc<Recipe>>,
     /// Inputs of the tape keep their gradient for the caller.
     is_input: bool,
+    /// The module that it was recorded in, where that is profiled.
+    scope: Option<Arc<str>>,
 }
 
 /// A record of operations for one backward pass.
 pub struct Tape {
     id: u64,
     nodes: Vec<Node>,
+    scope: Option<Arc<str>>,
 }
 
 impl Default for Tape {
@@ -68,7 +71,12 @@ static NEXT_TAPE: AtomicU64 = AtomicU64::new(0);
 impl Tape {
     /// An empty tape.
     pub fn new() -> Tape {
-        Tape { id: NEXT_TAPE.fetch_add(1, Ordering::Relaxed), nodes: Vec::new() }
+        Tape { id: NEXT_TAPE.fetch_add(1, Ordering::Relaxed), nodes: Vec::new(), scope: None }
+    }
+
+    /// Names the module that is recorded from now on, so that a profile of backward can; gives the one before.
+    pub fn set_scope(&mut self, scope: Option<Arc<str>>) -> Option<Arc<str>> {
+        std::mem::replace(&mut self.scope, scope)
     }
 
     /// Number of recorded operations and inputs.
@@ -83,7 +91,8 @@ impl Tape {
 
     /// Makes `t` an input: its gradient can be asked for after [`Tape::backward`].
     pub fn input(&mut self, t: Tensor) -> Tensor {
-        let node = Node { function: None, inputs: vec![], shape: t.shape().to_vec(), recipe: None, is_input: true };
+        let shape = t.shape().to_vec();
+        let node = Node { function: None, inputs: vec![], shape, recipe: None, is_input: true, scope: None };
         self.push(node, t)
     }
 
@@ -117,7 +126,8 @@ impl Tape {
             return output.with_node(None);
         }
         let shape = output.shape().to_vec();
-        self.push(Node { function: Some(Box::new(function)), inputs, shape, recipe, is_input: false }, output)
+        let (function, scope) = (Some(Box::new(function) as Box<dyn Function>), self.scope.clone());
+        self.push(Node { function, inputs, shape, recipe, is_input: false, scope }, output)
     }
 
     /// Saves `t` for backward: as its recipe if its producer left one, else the tensor itself.
@@ -141,6 +151,10 @@ impl Tape {
             let Some(function) = node.function.take() else { continue };
             let Some(grad) = grads[i].take() else { continue };
             let grad = grad.into_shape(&node.shape)?;
+            let _span = rt.device().profiler().scope(|| match &node.scope {
+                Some(module) => format!("{module}: {} backward", function.name()),
+                None => format!("{} backward", function.name()),
+            });
             let inputs = function.backward(rt, grad)?;
             for (to, g) in node.inputs.iter().zip(inputs) {
                 if let (Some(to), Some(g)) = (*to, g) {

@@ -355,6 +355,17 @@ pub enum Bench {
     Decode(BenchDecode),
 }
 
+/// Whether a bench shows what its kernels took.
+#[derive(Args, Debug)]
+pub struct Profiling {
+    /// Show what each kernel took: time, share, rate, fraction of the roofline (with --json one line a kernel).
+    #[arg(long)]
+    pub profile: bool,
+    /// Write a trace that https://ui.perfetto.dev and chrome://tracing open.
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    pub trace: Option<PathBuf>,
+}
+
 /// Options of `bench gemm`.
 #[derive(Args, Debug)]
 pub struct BenchGemm {
@@ -372,6 +383,9 @@ pub struct BenchGemm {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a shape.
     #[arg(long)]
     pub json: bool,
@@ -386,6 +400,9 @@ pub struct BenchAttention {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a shape and pass.
     #[arg(long)]
     pub json: bool,
@@ -405,6 +422,9 @@ pub struct BenchDecode {
     /// Rounds, of which the median counts.
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line a batch.
     #[arg(long)]
     pub json: bool,
@@ -440,6 +460,9 @@ pub struct BenchTrain {
     /// How exact the products of linear layers must be; if left out, as the type of the weights says.
     #[arg(long, value_enum)]
     pub arithmetic: Option<Exactness>,
+    /// What the kernels took.
+    #[command(flatten)]
+    pub profiling: Profiling,
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,

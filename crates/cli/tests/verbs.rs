@@ -428,11 +428,47 @@ fn rates_stand_beside_the_ceilings_of_the_same_run() {
         }
     }
     refused(&phalanx(&["bench", "gemm", "no-such"]), &["no shape", "no-such"]);
+    let trace = dir.path("trace.json");
+    let args =
+        ["bench", "gemm", "1x1536x576", "--rounds", "1", "--json", "--profile", "--trace", trace.to_str().unwrap()];
+    let lines = json(&args);
+    assert_eq!((&lines[1]["kernel"], &lines[1]["shape"]), (&"gemm forward".into(), &"1x1536x576 f32".into()));
+    assert!(lines[1]["share"].as_f64().unwrap() > 0.5 && lines[2]["profile"] == "total", "{lines:?}");
+    let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 2);
+    let alone = phalanx(&["bench", "gemm", "--trace", "x.json"]);
+    assert!(!alone.status.success() && text(&alone.stderr).contains("--profile"), "{alone:?}");
     let model = out.display().to_string();
     let lines =
         json(&["bench", "decode", &model, "--batch", "1", "--batch", "3", "--tokens", "4", "--rounds", "1", "--json"]);
     assert_eq!(lines.iter().map(|l| l["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 3]);
     assert!(lines.iter().all(|l| l["decode_tokens_per_s"].as_f64().unwrap() > 0.0), "{lines:?}");
+    let shown =
+        ok(&phalanx(&["bench", "decode", &model, "--batch", "1", "--tokens", "4", "--rounds", "1", "--profile"]));
+    for part in ["profile of rank 0: 1 × generation", "attention decoding", "gemm forward", "not in any kernel"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+}
+
+#[test]
+fn a_profiled_run_says_what_its_kernels_took() {
+    let dir = Dir::new("profile");
+    let out = dir.path("out");
+    let told = train(&out, &["max_steps=3", "profile=true", "profile_steps=1"]);
+    let shown = ok(&told);
+    for part in
+        ["profile of rank 0: 1 × step", "gemm wgrad", "adamw", "phases: data ", "profile.json", "trace-rank0.json"]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(out.join("trace-rank0.json").exists());
+    let lines = ok(&train(&out, &["max_steps=3", "overwrite_output_dir=true", "profile=true", "--json"]));
+    let events: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let profile: Vec<_> = events.iter().filter(|e| e["event"] == "profile").collect();
+    assert!(profile.len() > 10 && profile.last().unwrap()["regions"][0]["calls"] == 3, "{profile:?}");
+    refused(&train(&dir.path("no"), &["profil=true"]), &["`profil`: unknown key", "did you mean `profile`"]);
+    refused(&train(&dir.path("no"), &["profile=maybe"]), &["`profile`", "maybe"]);
+    refused(&train(&dir.path("no"), &["profile=true", "profile_steps=0"]), &["`profile_steps`: expected 1 or more"]);
 }
 
 #[test]

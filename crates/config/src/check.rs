@@ -324,6 +324,10 @@ impl Checker<'_> {
         self.range(!train.logging_steps.is_zero(), "logging_steps", "1 or more");
         self.range(train.save_total_limit != Some(0), "save_total_limit", "1 or more");
         self.range(self.config.run.max_skipped_steps >= 1, "max_skipped_steps", "1 or more");
+        self.range(self.config.run.profile_steps >= 1, "profile_steps", "1 or more");
+        if !self.config.run.profile {
+            self.idle("profile_steps", "with `profile: false`", "set `profile: true` to use it");
+        }
         if !self.config.run.nan_guard {
             self.idle("max_skipped_steps", "with `nan_guard: false`", "remove that to use it");
         }

@@ -160,7 +160,7 @@ fn settings_of_adapters_count_where_the_plan_has_some() {
 /// of every such key.
 #[test]
 fn keys_without_effect_are_noted() {
-    let cases: [(&str, &[&str]); 13] = [
+    let cases: [(&str, &[&str]); 14] = [
         (
             "finetuning_type: full\nlora_rank: 8\nlora_target: all\n",
             &["run.yaml:2: `lora_rank`: it has no effect with `finetuning_type: full`", "run.yaml:3: `lora_target`"],
@@ -178,6 +178,7 @@ fn keys_without_effect_are_noted() {
         ("stage: pt\nmask_history: true\n", &["plain text has no prompt"]),
         ("interleave_probs: 0.5,0.5\n", &["with `mix_strategy: concat`"]),
         ("nan_guard: false\nmax_skipped_steps: 3\n", &["with `nan_guard: false`"]),
+        ("profile_steps: 5\n", &["`profile_steps`: it has no effect with `profile: false`"]),
         ("text_unit: line\n", &["`text_unit`: it has no effect with `stage: sft`"]),
         ("stage: pt\ntrain_on_chosen: true\n", &["`train_on_chosen`: it has no effect with `stage: pt`"]),
     ];

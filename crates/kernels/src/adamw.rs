@@ -4,6 +4,7 @@ use half::bf16;
 
 use crate::error::{bad_shape, check_len};
 use crate::par::{PIECE, Parts};
+use crate::profile::per_element;
 use crate::simd::simd_fn;
 use crate::{Device, Result};
 
@@ -52,6 +53,8 @@ pub fn step(
     if let Some(out) = bf16_out.as_deref() {
         check_len("adamw", "bf16_out", out.len(), n)?;
     }
+    let written = if bf16_out.is_some() { 2 } else { 0 };
+    let _span = dev.profiler().kernel("adamw", || per_element(n, 14, 28 + written));
     // In f64 and of the rounded betas, so that the correction cancels exactly what the moments were multiplied by.
     let c1 = 1.0 - f64::from(o.beta1).powf(o.step as f64);
     let c2 = 1.0 - f64::from(o.beta2).powf(o.step as f64);

@@ -9,6 +9,7 @@ use crate::elementwise::sum_rows;
 use crate::error::{bad_shape, check_len};
 use crate::gemm::{Arithmetic, Gemm, gemm};
 use crate::par::{Parts, rows_per_task};
+use crate::profile::per_element;
 use crate::simd::math::{exp, sum_over};
 use crate::simd::simd_fn;
 use crate::{Device, Mat, Result};
@@ -29,6 +30,7 @@ pub fn log_probs(dev: &Device, logits: &[f32], targets: &[i32], logp: &mut [f32]
     check_len("log_probs", "logp", logp.len(), c)?;
     check_len("log_probs", "lse", lse.len(), c)?;
     check_targets(targets, v)?;
+    let _span = dev.profiler().kernel("log_probs", || per_element(logits.len(), 4, 4));
     let rows = rows_per_task(v);
     let logp = Parts::new(logp);
     dev.team().for_chunks_mut(lse, rows, &|i, lse| {
@@ -53,6 +55,7 @@ pub fn log_probs(dev: &Device, logits: &[f32], targets: &[i32], logp: &mut [f32]
 pub fn log_sum_exps(dev: &Device, logits: &[f32], lse: &mut [f32]) -> Result<()> {
     let v = logits.len() / lse.len().max(1);
     check_len("log_sum_exps", "logits", logits.len(), lse.len() * v)?;
+    let _span = dev.profiler().kernel("log_sum_exps", || per_element(logits.len(), 4, 4));
     let rows = rows_per_task(v);
     dev.team().for_chunks_mut(lse, rows, &|i, lse| {
         for (j, lse) in lse.iter_mut().enumerate() {
@@ -113,6 +116,7 @@ pub fn grad_in_place(dev: &Device, logits: &mut [f32], targets: &[i32], lse: &[f
     check_len("cross_entropy", "logits", logits.len(), c * v)?;
     check_len("cross_entropy", "lse", lse.len(), c)?;
     check_targets(targets, v)?;
+    let _span = dev.profiler().kernel("cross_entropy gradient", || per_element(logits.len(), 3, 8));
     let rows = rows_per_task(v);
     dev.team().for_chunks_mut(logits, rows * v, &|i, logits| {
         for (j, row) in logits.chunks_exact_mut(v).enumerate() {
@@ -202,6 +206,8 @@ pub fn linear_cross_entropy(
         }
     }
     check_targets(a.targets, v)?;
+    // Not a kernel of its own: its products and passes are counted one by one.
+    let _scope = dev.profiler().scope(|| "linear_cross_entropy".into());
     let mut lse = vec![0f32; a.chunk.min(t)];
     let mut loss = LossSum { sum: 0.0, count: 0 };
     for start in (0..t).step_by(a.chunk) {

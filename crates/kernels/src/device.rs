@@ -1,7 +1,8 @@
-//! What every kernel call runs on: an instruction set, a team of threads, and the working buffers that calls reuse.
+//! What every kernel call runs on: an instruction set, a team of threads, the working buffers that calls reuse, and the profiler.
 
 use crate::gemm::tuning::Tuning;
 use crate::gemm::{Arithmetic, Blocking};
+use crate::profile::Profiler;
 use crate::scratch::Scratch;
 use crate::{Isa, Result, Team};
 
@@ -11,6 +12,7 @@ pub struct Device {
     team: Team,
     scratch: Scratch,
     tuning: Tuning,
+    profiler: Profiler,
 }
 
 impl Device {
@@ -39,7 +41,7 @@ impl Device {
     }
 
     fn build(isa: Isa, team: Team) -> Device {
-        Device { isa, scratch: Scratch::new(team.threads()), team, tuning: Tuning::installed() }
+        Device { isa, scratch: Scratch::new(team.threads()), team, tuning: Tuning::installed(), profiler: Profiler::default() }
     }
 
     /// The instruction set in use.
@@ -60,5 +62,10 @@ impl Device {
     /// The working buffers, kept from call to call.
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
+    }
+
+    /// What records the time of kernels, while it is on.
+    pub fn profiler(&self) -> &Profiler {
+        &self.profiler
     }
 }

@@ -4,6 +4,7 @@ use half::bf16;
 
 use crate::error::{bad_shape, check_len};
 use crate::par::PIECE;
+use crate::profile::per_element;
 use crate::simd::simd_fn;
 use crate::{Device, Result};
 
@@ -14,6 +15,7 @@ use crate::{Device, Result};
 pub fn add(dev: &Device, a: &[f32], b: &[f32], out: &mut [f32]) -> Result<()> {
     check_len("add", "b", b.len(), a.len())?;
     check_len("add", "out", out.len(), a.len())?;
+    let _span = dev.profiler().kernel("add", || per_element(a.len(), 1, 12));
     dev.team().for_chunks_mut(out, PIECE, &|i, out| {
         let r = i * PIECE..i * PIECE + out.len();
         add_piece(dev.isa(), &a[r.clone()], &b[r], out);
@@ -38,6 +40,7 @@ simd_fn! {
 /// If a length does not fit.
 pub fn add_assign(dev: &Device, a: &mut [f32], b: &[f32], scale: f32) -> Result<()> {
     check_len("add_assign", "b", b.len(), a.len())?;
+    let _span = dev.profiler().kernel("add_assign", || per_element(a.len(), 2, 12));
     dev.team().for_chunks_mut(a, PIECE, &|i, a| {
         add_scaled_piece(dev.isa(), a, &b[i * PIECE..i * PIECE + a.len()], scale);
     });
@@ -59,6 +62,7 @@ simd_fn! {
 
 /// x *= scale.
 pub fn scale(dev: &Device, x: &mut [f32], scale: f32) {
+    let _span = dev.profiler().kernel("scale", || per_element(x.len(), 1, 8));
     dev.team().for_chunks_mut(x, PIECE, &|_, x| scale_piece(dev.isa(), x, scale));
 }
 
@@ -84,6 +88,7 @@ const COLUMNS: usize = 256;
 pub fn sum_rows(dev: &Device, dy: &[f32], dbias: &mut [f32]) -> Result<()> {
     let n = dbias.len();
     check_len("sum_rows", "dy", dy.len(), dy.len() / n.max(1) * n)?;
+    let _span = dev.profiler().kernel("sum_rows", || per_element(dy.len(), 1, 4));
     dev.team().for_chunks_mut(dbias, COLUMNS, &|i, d| sum_columns(dev.isa(), dy, n, i * COLUMNS, d));
     Ok(())
 }
@@ -124,6 +129,7 @@ simd_fn! {
 /// If a length does not fit.
 pub fn to_bf16(dev: &Device, x: &[f32], out: &mut [bf16]) -> Result<()> {
     check_len("to_bf16", "out", out.len(), x.len())?;
+    let _span = dev.profiler().kernel("to_bf16", || per_element(x.len(), 0, 6));
     dev.team().for_chunks_mut(out, PIECE, &|i, out| {
         round_piece(dev.isa(), &x[i * PIECE..i * PIECE + out.len()], out);
     });
@@ -146,6 +152,7 @@ simd_fn! {
 /// If a length does not fit.
 pub fn from_bf16(dev: &Device, x: &[bf16], out: &mut [f32]) -> Result<()> {
     check_len("from_bf16", "out", out.len(), x.len())?;
+    let _span = dev.profiler().kernel("from_bf16", || per_element(x.len(), 0, 6));
     dev.team().for_chunks_mut(out, PIECE, &|i, out| {
         widen_piece(dev.isa(), &x[i * PIECE..i * PIECE + out.len()], out);
     });
@@ -172,6 +179,7 @@ pub fn dropout(dev: &Device, x: &[f32], p: f32, bits: &(dyn Fn(u64) -> u32 + Syn
     if !(0.0..1.0).contains(&p) {
         return bad_shape("dropout", format!("a probability of {p} is not in 0 ≤ p < 1"));
     }
+    let _span = dev.profiler().kernel("dropout", || per_element(x.len(), 1, 8));
     let threshold = (f64::from(p) * 4_294_967_296.0) as u64;
     let keep = 1.0 / (1.0 - p);
     dev.team().for_chunks_mut(out, PIECE, &|i, out| {

@@ -3,6 +3,7 @@
 use crate::elementwise::{add_scaled_piece, widen_piece};
 use crate::error::{bad_shape, check_len};
 use crate::par::{Parts, piece, rows_per_task};
+use crate::profile::per_element;
 use crate::{Device, Mat, Result};
 
 fn check_ids(kernel: &'static str, ids: &[u32], vocab: usize) -> Result<()> {
@@ -21,6 +22,8 @@ pub fn gather(dev: &Device, table: Mat<'_>, hidden: usize, ids: &[u32], out: &mu
     check_len("embedding", "table", table.len(), vocab * hidden)?;
     check_len("embedding", "out", out.len(), ids.len() * hidden)?;
     check_ids("embedding", ids, vocab)?;
+    let stored = if matches!(table, Mat::F32(_)) { 4 } else { 2 };
+    let _span = dev.profiler().kernel("embedding gather", || per_element(out.len(), 0, 4 + stored));
     let rows = rows_per_task(hidden);
     dev.team().for_chunks_mut(out, rows * hidden, &|i, out| {
         for (j, out) in out.chunks_exact_mut(hidden).enumerate() {
@@ -43,6 +46,7 @@ pub fn scatter_add(dev: &Device, dtable: &mut [f32], hidden: usize, ids: &[u32],
     check_len("embedding backward", "dtable", dtable.len(), vocab * hidden)?;
     check_len("embedding backward", "dout", dout.len(), ids.len() * hidden)?;
     check_ids("embedding backward", ids, vocab)?;
+    let _span = dev.profiler().kernel("embedding scatter_add", || per_element(dout.len(), 1, 12));
     let base = Parts::new(dtable);
     dev.team().run(hidden.div_ceil(COLUMNS), &|i, _| {
         let columns = piece(i, COLUMNS, hidden);

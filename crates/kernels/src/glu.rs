@@ -2,6 +2,7 @@
 
 use crate::error::check_len;
 use crate::par::{PIECE, Parts};
+use crate::profile::per_element;
 use crate::simd::math::{normal, sigmoid};
 use crate::simd::{Simd, simd_fn};
 use crate::{Device, Result};
@@ -65,6 +66,7 @@ pub fn erf(x: f64) -> f64 {
 pub fn forward(dev: &Device, act: Act, gate: &[f32], up: &[f32], out: &mut [f32]) -> Result<()> {
     check_len("glu", "up", up.len(), gate.len())?;
     check_len("glu", "out", out.len(), gate.len())?;
+    let _span = dev.profiler().kernel("glu forward", || per_element(gate.len(), 5, 12));
     dev.team().for_chunks_mut(out, PIECE, &|i, out| {
         let r = i * PIECE..i * PIECE + out.len();
         forward_piece(dev.isa(), act, &gate[r.clone()], &up[r], out);
@@ -124,6 +126,7 @@ pub fn backward(
     for (what, got) in [("up", up.len()), ("dout", dout.len()), ("dgate", dgate.len()), ("dup", dup.len())] {
         check_len("glu backward", what, got, gate.len())?;
     }
+    let _span = dev.profiler().kernel("glu backward", || per_element(gate.len(), 10, 20));
     let dup = Parts::new(dup);
     dev.team().for_chunks_mut(dgate, PIECE, &|i, dgate| {
         let r = i * PIECE..i * PIECE + dgate.len();

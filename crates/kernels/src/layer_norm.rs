@@ -3,6 +3,7 @@
 use crate::elementwise::add_scaled_piece;
 use crate::error::check_len;
 use crate::par::{Parts, piece, rows_per_sum, rows_per_task};
+use crate::profile::per_element;
 use crate::simd::math::sum_over;
 use crate::simd::simd_fn;
 use crate::{Device, Mat, Result};
@@ -28,6 +29,7 @@ pub fn forward(
     if let Some(b) = b {
         check_len("layer_norm", "b", b.len(), h)?;
     }
+    let _span = dev.profiler().kernel("layer_norm forward", || per_element(t * h, 8, 8));
     let rows = rows_per_task(h);
     let (y, mean) = (Parts::new(y), Parts::new(mean));
     dev.team().for_chunks_mut(rstd, rows, &|i, rstd| {
@@ -102,6 +104,7 @@ pub fn backward(
             check_len("layer_norm backward", what, d.len(), h)?;
         }
     }
+    let _span = dev.profiler().kernel("layer_norm backward", || per_element(t * h, 15, 12));
     // One partial sum of dw and of db a piece of rows; at most 32 of them.
     let (rows, wanted) = (rows_per_sum(t), dw.is_some() || db.is_some());
     let mut space = dev.scratch().sums().take(if wanted { t.div_ceil(rows) * 2 * h } else { 0 })?;

@@ -52,6 +52,7 @@ pub mod layer_norm;
 pub mod lowp;
 pub mod peak;
 pub mod plain;
+pub mod profile;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rope;

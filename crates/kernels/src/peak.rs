@@ -58,6 +58,31 @@ pub fn copy_bandwidth_gbs(dev: &Device) -> io::Result<f64> {
     }))
 }
 
+/// What a kernel can reach at best here: a roofline (Williams, Waterman & Patterson, Communications of the ACM 52, 2009).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Roofline {
+    /// Multiply-adds, GFLOP/s.
+    pub gflops: f64,
+    /// The faster of reading and copying memory, GB/s.
+    pub gbs: f64,
+}
+
+impl Roofline {
+    /// Measures both; takes about a second.
+    ///
+    /// # Errors
+    /// If there is no memory for the buffers (256 MiB).
+    pub fn measure(dev: &Device) -> io::Result<Roofline> {
+        let gbs = read_bandwidth_gbs(dev)?.max(copy_bandwidth_gbs(dev)?);
+        Ok(Roofline { gflops: fma_gflops(dev), gbs })
+    }
+
+    /// Seconds that so much arithmetic and so many bytes take at least.
+    pub fn seconds(&self, flops: f64, bytes: f64) -> f64 {
+        (flops / (self.gflops * 1e9)).max(bytes / (self.gbs * 1e9))
+    }
+}
+
 const BUFFER: usize = 256 << 20;
 
 /// Runs `work` again and again on every thread at once; the sum over threads of units per second, of the best attempt.

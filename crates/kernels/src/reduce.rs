@@ -2,6 +2,7 @@
 
 use crate::Device;
 use crate::par::{Parts, piece};
+use crate::profile::per_element;
 use crate::simd::math::sum_over;
 use crate::simd::simd_fn;
 
@@ -16,6 +17,7 @@ const RUN: usize = 1 << 10;
 
 /// Σ x² in f64, partial sums of [`PIECE`] elements added in order. Not finite if an element is not, or if a square is beyond f32.
 pub fn sum_squares(dev: &Device, x: &[f32]) -> f64 {
+    let _span = dev.profiler().kernel("sum_squares", || per_element(x.len(), 2, 4));
     let mut total = 0.0;
     for x in x.chunks(PIECE * BATCH) {
         let mut parts = [0f64; BATCH];

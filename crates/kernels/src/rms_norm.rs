@@ -2,6 +2,7 @@
 
 use crate::error::check_len;
 use crate::par::{Parts, piece, rows_per_sum, rows_per_task};
+use crate::profile::per_element;
 use crate::simd::math::sum_over;
 use crate::simd::simd_fn;
 use crate::{Device, Mat, Result};
@@ -14,6 +15,7 @@ pub fn forward(dev: &Device, x: &[f32], w: Mat<'_>, eps: f32, y: &mut [f32], rst
     let (t, h) = (rstd.len(), w.len());
     check_len("rms_norm", "x", x.len(), t * h)?;
     check_len("rms_norm", "y", y.len(), t * h)?;
+    let _span = dev.profiler().kernel("rms_norm forward", || per_element(t * h, 4, 8));
     let rows = rows_per_task(h);
     let y = Parts::new(y);
     dev.team().for_chunks_mut(rstd, rows, &|i, rstd| {
@@ -43,6 +45,7 @@ pub fn forward_add(
     for (what, got) in [("x", x.len()), ("add", add.len()), ("sum", sum.len()), ("y", y.len())] {
         check_len("rms_norm with add", what, got, t * h)?;
     }
+    let _span = dev.profiler().kernel("rms_norm forward_add", || per_element(t * h, 5, 16));
     let rows = rows_per_task(h);
     let (sum, y) = (Parts::new(sum), Parts::new(y));
     dev.team().for_chunks_mut(rstd, rows, &|i, rstd| {
@@ -100,6 +103,7 @@ pub fn backward(
     if let Some(dw) = dw.as_deref() {
         check_len("rms_norm backward", "dw", dw.len(), h)?;
     }
+    let _span = dev.profiler().kernel("rms_norm backward", || per_element(t * h, 10, 12));
     // One partial sum of dw a piece of rows; at most 32 of them.
     let rows = rows_per_sum(t);
     let mut space = dev.scratch().sums().take(if dw.is_some() { t.div_ceil(rows) * h } else { 0 })?;

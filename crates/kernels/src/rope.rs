@@ -4,6 +4,7 @@
 
 use crate::error::{bad_shape, check_len};
 use crate::par::rows_per_task;
+use crate::profile::per_element;
 use crate::simd::simd_fn;
 use crate::{Device, Result};
 
@@ -32,6 +33,7 @@ pub fn apply(
     if 2 * half > head_dim {
         return bad_shape("rope", format!("{} rotary dimensions in a head of {head_dim}", 2 * half));
     }
+    let _span = dev.profiler().kernel("rope", || per_element(t * heads * 2 * half, 3, 8));
     let (width, rows) = (heads * head_dim, rows_per_task(heads * head_dim));
     dev.team().for_chunks_mut(x, rows * width, &|i, x| {
         for (j, token) in x.chunks_exact_mut(width).enumerate() {

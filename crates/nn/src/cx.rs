@@ -156,14 +156,24 @@ impl Cx {
             self.path.push('.');
         }
         self.path.push_str(name);
+        let span = self.env.rt.device().profiler().scope(|| self.path.clone());
+        let outer = span.is_recorded().then(|| self.name_tape(Some(self.path.as_str().into())));
         let y = if self.tape.is_some() && self.env.plan.recompute(&self.path) {
             recompute::forward(self, module, x)
         } else {
             module.forward(self, x)
         };
         let y = y.map_err(|e| e.at(&self.path));
+        if let Some(outer) = outer {
+            self.name_tape(outer);
+        }
         self.path.truncate(before);
         y
+    }
+
+    /// What the tape calls the module it records; gives what it called it before.
+    fn name_tape(&mut self, scope: Option<Arc<str>>) -> Option<Arc<str>> {
+        self.tape.as_mut().and_then(|tape| tape.set_scope(scope))
     }
 
     /// a + b.

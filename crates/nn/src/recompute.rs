@@ -39,6 +39,8 @@ impl Function for Region {
     }
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> phalanx_autograd::Result<Vec<Option<Tensor>>> {
         let mut tape = Tape::new();
+        // Only read where backward is profiled.
+        tape.set_scope(rt.device().profiler().is_on().then(|| self.path.as_str().into()));
         let saved = self.input.get(rt)?;
         let x = if self.needs_dx { tape.input(saved) } else { saved };
         let mut cx = Cx::at(self.env, self.path, Some(tape));

@@ -61,6 +61,8 @@ pub struct BenchOptions {
     pub recompute: bool,
     /// How exact products must be; if left out, as `dtype` says.
     pub arithmetic: Option<Exactness>,
+    /// Whether the device's profiler records the measured steps; whoever asks for it stops it.
+    pub profile: bool,
 }
 
 /// What a run gave; the names of the peer's fields.
@@ -143,14 +145,19 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head"), Arithmetic::from).to_string();
     env.plan = resolved.into();
     let (mut times, mut losses) = (vec![], vec![]);
-    let mut asked_before = 0;
+    let (mut asked_before, profiler) = (0, rt.device().profiler());
     for i in 0..all_steps {
         if i == o.warmup {
             asked_before = rt.pool().stats().system_allocations;
+            if o.profile {
+                profiler.start(0);
+            }
         }
         let start = std::time::Instant::now();
+        let _step = profiler.region("step");
         let loss = forward_backward(&model, &env, &batch)?;
         let n = loss.count.max(1) as f64;
+        let _optimizer = profiler.phase("optimizer");
         let norm = optimizer.grad_norm(rt)? / n;
         optimizer.step(rt, 1e-4, (clip_factor(norm, 1.0) / n) as f32)?;
         if i >= o.warmup {
@@ -204,8 +211,9 @@ mod tests {
     fn products_beyond_counting_are_refused() {
         let refused = |batch, seq, warmup, steps| {
             let shape = "tiny-15m".to_owned();
-            let arithmetic = None;
-            let o = BenchOptions { shape, batch, seq, dtype: DType::F32, warmup, steps, recompute: false, arithmetic };
+            let (dtype, arithmetic) = (DType::F32, None);
+            let o =
+                BenchOptions { shape, batch, seq, dtype, warmup, steps, recompute: false, arithmetic, profile: false };
             bench_train(&Runtime::new(1), &o).unwrap_err().to_string()
         };
         for (batch, seq) in [(usize::MAX, 512), (4, usize::MAX), (1 << 20, 1 << 20)] {

@@ -32,6 +32,7 @@ mod model_output;
 pub mod near_lossless;
 pub mod optimizer;
 pub mod parity;
+pub mod profiling;
 pub mod resume;
 pub mod run_files;
 pub mod same_run;

@@ -127,6 +127,8 @@ const FREE: &[&str] = &[
     "mesh",
     "threads",
     "max_skipped_steps",
+    "profile",
+    "profile_steps",
     "do_sample",
     "temperature",
     "top_p",

@@ -52,9 +52,13 @@ pub fn forward_backward(model: &Model, env: &Env, batch: &TokenBatch) -> Result<
     if batch.num_targets == 0 {
         return Ok(LossCount::default());
     }
+    let profiler = env.rt.device().profiler();
     let mut cx = Cx::train(env);
     let (ids, targets) = tensors(batch);
+    let forward = profiler.phase("forward");
     let out = loss(model, &mut cx, &ids, &targets)?;
+    drop(forward);
+    let _backward = profiler.phase("backward");
     let one = env.rt.from_f32(&[1], &[1.0], Category::Activations)?;
     if let Some(tape) = cx.into_tape() {
         tape.backward(&env.rt, &out.loss, one)?;

@@ -9,7 +9,7 @@ use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
 use phalanx_nn::{Batch, Env, Parameter};
-use phalanx_report::{Entry, Pace, ProcessMemory, Step as ProgressStep};
+use phalanx_report::{Entry, Pace, ProcessMemory, Profile, Step as ProgressStep};
 use phalanx_tensor::DType;
 
 use crate::checkpoint::{self, Interval, RunState};
@@ -20,7 +20,7 @@ use crate::resume::{Start, same};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::{LossCount, forward_backward, layout};
-use crate::{Result, TrainError, adapter, model_output};
+use crate::{Result, TrainError, adapter, model_output, profiling};
 
 /// What a run tells whoever watches it.
 pub trait Observer {
@@ -51,6 +51,8 @@ pub struct Finished {
     pub outputs: Vec<(String, PathBuf)>,
     /// Last evaluation loss.
     pub eval_loss: Option<f64>,
+    /// What kernels took, with `profile`.
+    pub profile: Option<Profile>,
 }
 
 /// Steps of a run over `rows` rows an epoch.
@@ -127,6 +129,8 @@ struct Run<'a> {
     last_eval: Option<(f64, u64)>,
     /// Seconds of this process that were spent evaluating and saving.
     paused: f64,
+    /// Steps before which the profiler starts and stops; the same where there is none.
+    profiled: std::ops::Range<u64>,
 }
 
 /// Trains. `start` says where the run begins; what it replaces is removed only when weights, adapters, data and optimizer state have
@@ -205,6 +209,11 @@ pub fn train(
     env.adapters = job.adapters.clone();
     env.training = true;
     env.seed = t.seed;
+    let profiled = match job.config.run.profile {
+        true => profiling::window(total.saturating_sub(state.step), job.config.run.profile_steps),
+        false => 0..0,
+    };
+    let profiled = state.step + profiled.start..state.step + profiled.end;
     let run = Run {
         env,
         optimizer,
@@ -220,6 +229,7 @@ pub fn train(
         save_owed: false,
         last_eval: None,
         paused: 0.0,
+        profiled,
         state,
         job,
     };
@@ -254,6 +264,7 @@ impl Run<'_> {
         self.paused += pause.elapsed().as_secs_f64();
         while self.state.step < self.total {
             let lr = self.schedule.at(self.state.step);
+            self.profile(watch);
             let (loss, grad_norm, updated) = self.step(lr, watch)?;
             self.state.interval.add(loss, grad_norm, updated);
             self.state.step += 1;
@@ -318,12 +329,30 @@ impl Run<'_> {
         self.finish(interrupted, watch)
     }
 
+    /// Starts and stops the profiler between steps.
+    fn profile(&mut self, watch: &mut dyn Observer) {
+        let (step, profiler) = (self.state.step, self.job.rt.device().profiler());
+        if self.profiled.is_empty() {
+            return;
+        }
+        if step == self.profiled.start {
+            watch.message(&format!("profiling steps {} to {}", step + 1, self.profiled.end));
+            profiler.start(0);
+        } else if step == self.profiled.end {
+            profiler.pause();
+        }
+    }
+
     /// One step: a window of micro-batches, then an update unless a value is not finite.
     fn step(&mut self, lr: f64, watch: &mut dyn Observer) -> Result<(LossCount, f64, bool)> {
         let t = &self.job.config.train;
+        let profiler = self.job.rt.device().profiler();
+        let _step = profiler.region("step");
         let mut window = LossCount::default();
         for _ in 0..t.gradient_accumulation_steps {
+            let data = profiler.phase("data");
             let batch = self.stream.next_batch(t.per_device_train_batch_size)?;
+            drop(data);
             watch.samples(&batch.sample_ids);
             let env = self.env.for_batch(layout(&batch), self.state.moment);
             self.state.moment += 1;
@@ -335,6 +364,7 @@ impl Run<'_> {
                 break;
             }
         }
+        let _optimizer = profiler.phase("optimizer");
         let n = window.count.max(1) as f64;
         let norm = self.optimizer.grad_norm(&self.job.rt)? / n;
         let finite = window.sum.is_finite() && norm.is_finite();
@@ -388,6 +418,7 @@ impl Run<'_> {
 
     fn evaluate(&mut self, stop: &AtomicBool, watch: &mut dyn Observer) -> Result<()> {
         let Some(eval) = &self.eval else { return Ok(()) };
+        let _span = self.job.rt.device().profiler().scope(|| "evaluate".into());
         let started = Instant::now();
         let rows = self.job.config.train.per_device_eval_batch_size;
         // Someone who stops the run wants it saved, not evaluated to the end: the run that goes on makes up for it.
@@ -421,6 +452,7 @@ impl Run<'_> {
     /// Writes `checkpoint-STEP`, whole or not at all. `interrupted`: the run is to go on from it, whatever `save_only_model` says.
     fn save(&mut self, interrupted: bool, watch: &mut dyn Observer) -> Result<PathBuf> {
         let t = &self.job.config.train;
+        let _span = self.job.rt.device().profiler().scope(|| "save".into());
         self.note_best();
         self.state.stream = self.stream.state();
         self.trainer_state();
@@ -492,6 +524,8 @@ impl Run<'_> {
 
     fn finish(mut self, interrupted: Option<PathBuf>, watch: &mut dyn Observer) -> Result<Finished> {
         let t = &self.job.config.train;
+        // Before the model is written: that is no part of a step.
+        let profile = profiling::finish(&self.job.rt);
         self.trainer_state();
         let mut outputs = Vec::new();
         if interrupted.is_none() {
@@ -512,7 +546,12 @@ impl Run<'_> {
             let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
             outputs.push((name, path));
         }
+        if let Some(profile) = &profile {
+            let [table, trace] = profiling::write(profile, &self.dir)?;
+            outputs.extend([("profile".to_owned(), table), ("trace".to_owned(), trace)]);
+        }
         Ok(Finished {
+            profile,
             total_steps: self.total,
             epochs: self.epoch(),
             interrupted,

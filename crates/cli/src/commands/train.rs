@@ -140,11 +140,18 @@ fn conclude(job: &Job, f: Finished, args: &[String], watch: &mut Watch) {
     };
     if watch.is_json() {
         watch.event(&json!({"event": "summary", "summary": summary.to_json()}));
+        for mut line in f.profile.iter().flat_map(phalanx_report::Profile::json_lines) {
+            line["event"] = json!("profile");
+            watch.event(&line);
+        }
         return;
     }
     let mut text = summary.render(super::style()) + "\n";
     for (category, bytes) in job.rt.pool().stats().peak.iter().filter(|(_, b)| **b > 0) {
         text += &format!("  peak {category:<14} {}\n", units::bytes(*bytes as u64));
+    }
+    if let Some(profile) = &f.profile {
+        text += &format!("\n{}", profile.render(super::style()));
     }
     // Everything is saved; whether anybody reads the summary changes nothing.
     let _ = std::io::stdout().write_all(text.as_bytes());

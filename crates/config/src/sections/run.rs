@@ -24,5 +24,10 @@ section! {
         pub max_skipped_steps: u64 = 10,
         /// Apply `weight_decay` to norms and biases as well.
         pub decay_norms_and_biases: bool = false,
+        /// Record what the kernels of a few steps take: a table at the end of the run and in `profile.json`, and the trace
+        /// `trace-rank0.json`, both in `output_dir`. Results do not change.
+        pub profile: bool = false,
+        /// Steps that `profile` records, after two that warm up.
+        pub profile_steps: u64 = 3,
     }
 }

@@ -12,6 +12,7 @@ pub mod plain;
 mod tile;
 
 use crate::error::{bad_shape, check_len};
+use crate::profile::{Cost, Shape};
 use crate::{Device, Result};
 use panel::BLOCK;
 
@@ -85,6 +86,30 @@ impl Attention<'_> {
     }
 }
 
+impl Attention<'_> {
+    /// Whether every sequence asks for one new token.
+    fn is_decoding(&self) -> bool {
+        self.seqs.iter().all(|s| s.q_len == 1 && s.kv_len > 1)
+    }
+
+    /// `products` of the keys that are seen; `queries` and `keys`: how often rows as long as those of Q and of K are moved.
+    fn cost(&self, products: f64, queries: f64, keys: f64) -> Cost {
+        let (mut pairs, mut q_rows, mut k_rows) = (0.0, 0.0, 0.0);
+        for s in self.seqs {
+            let window = self.window.unwrap_or(usize::MAX);
+            pairs += (s.kv_len - s.q_len + 1..=s.kv_len).map(|seen| seen.min(window) as f64).sum::<f64>();
+            q_rows += s.q_len as f64;
+            k_rows += s.kv_len.min(s.q_len.saturating_add(window) - 1) as f64;
+        }
+        let (heads, kv_heads, dim) = (self.heads as f64, self.kv_heads as f64, self.head_dim as f64);
+        Cost {
+            flops: 2.0 * products * pairs * heads * dim,
+            bytes: 4.0 * dim * (queries * q_rows * heads + keys * k_rows * kv_heads) + 4.0 * q_rows * heads,
+            shape: Shape::Heads(self.heads, self.kv_heads, self.head_dim),
+        }
+    }
+}
+
 /// Cuts the first `n` values off `space`.
 fn cut<'a>(space: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
     let (head, tail) = std::mem::take(space).split_at_mut(n);
@@ -123,6 +148,9 @@ pub fn forward(
     check_len("attention", "v", v.len(), k.len())?;
     check_len("attention", "out", out.len(), q.len())?;
     check_len("attention", "lse", lse.len(), tq * a.heads)?;
+    let name = if a.is_decoding() { "attention decoding" } else { "attention forward" };
+    // Two products; Q is read and the output written; K and V are read.
+    let _span = dev.profiler().kernel(name, || a.cost(2.0, 2.0, 2.0));
     forward::forward(dev, a, (q, k, v), out, lse)
 }
 
@@ -162,6 +190,8 @@ pub fn backward(
     if overlap(a.seqs, |s| (s.kv_start, s.kv_len)) {
         return bad_shape("attention backward", "two sequences share key rows");
     }
+    // Five products; of Q's length: Q, output, its gradient, and dQ written; of K's: K, V, and dK, dV written.
+    let _span = dev.profiler().kernel("attention backward", || a.cost(5.0, 4.0, 4.0));
     let inputs = backward::Inputs { q, k, v, out, lse, dout, scale: a.scale };
     backward::backward(dev, a, &inputs, dq, dk, dv)
 }

@@ -32,6 +32,7 @@ use self::kernel::{Product, run};
 use self::tile::{BLOCK, int8};
 pub use crate::lowp::Operand as Role;
 use crate::error::{bad_shape, check_len};
+use crate::profile::{self, Cost, Shape, bytes_of};
 use crate::team::SendPtr;
 use crate::{Device, Mat, Result};
 
@@ -113,6 +114,33 @@ impl<'a> Gemm<'a> {
     pub fn bias(self, bias: Option<&'a [f32]>) -> Self {
         Gemm { bias, ..self }
     }
+
+    /// Which product of a linear layer it is, for profiles.
+    fn role(&self) -> &'static str {
+        match (self.a_trans, self.b_trans) {
+            (false, true) => profile::FORWARD,
+            (false, false) => profile::DGRAD,
+            (true, false) => profile::WGRAD,
+            (true, true) => "gemm tt",
+        }
+    }
+
+    fn cost(&self) -> Cost {
+        let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let passes = if self.accumulate { 2.0 } else { 1.0 };
+        let is_bf16 = |x: &Mat<'_>| matches!(x, Mat::Bf16(_));
+        Cost {
+            flops: 2.0 * m * n * k,
+            bytes: bytes_of(&self.a) + bytes_of(&self.b) + 4.0 * m * n * passes,
+            shape: Shape::Product {
+                m: Some(self.m),
+                n: self.n,
+                k: Some(self.k),
+                bf16: (is_bf16(&self.a), is_bf16(&self.b)),
+                arithmetic: self.arithmetic,
+            },
+        }
+    }
 }
 
 /// Runs one product.
@@ -145,6 +173,7 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
     if g.m == 0 || g.n == 0 {
         return Ok(());
     }
+    let _span = dev.profiler().kernel(g.role(), || g.cost());
     let finish = Finish { alpha: g.alpha, bias: g.bias.map_or(std::ptr::null(), <[f32]>::as_ptr) };
     if g.k == 0 {
         if !g.accumulate {

@@ -10,6 +10,7 @@ mod freeze;
 mod guard;
 mod optimizer;
 mod peft;
+mod profile;
 mod recompute;
 mod resume;
 mod saves;

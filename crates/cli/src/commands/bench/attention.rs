@@ -5,7 +5,7 @@ use phalanx_kernels::peak;
 use serde_json::json;
 
 use super::super::runtime;
-use super::{median, rounded, seconds, values};
+use super::{median, record, rounded, seconds, show, values};
 use crate::args::BenchAttention;
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -25,6 +25,7 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
     let rt = runtime(a.threads)?;
     let dev = rt.device();
     let threads = dev.team().threads();
+    record(dev, &a.profiling);
     for &(docs, s, heads, kv_heads, d) in SHAPES {
         let seqs: Vec<Seq> = (0..docs).map(|i| Seq { q_start: i * s, q_len: s, kv_start: i * s, kv_len: s }).collect();
         let call =
@@ -36,11 +37,10 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
         let (mut o, mut lse, mut dq, mut dk, mut dv) = (o?, lse?, dq?, dk?, dv?);
         let (mut forwards, mut backwards, mut peaks) = (vec![], vec![], vec![]);
         for _ in 0..a.rounds.max(1) {
-            let t = seconds(threads, || {
-                Ok(forward(dev, &call, q.f32()?, k.f32()?, v.f32()?, o.f32_mut()?, lse.f32_mut()?)?)
-            })?;
+            let t =
+                seconds(dev, || Ok(forward(dev, &call, q.f32()?, k.f32()?, v.f32()?, o.f32_mut()?, lse.f32_mut()?)?))?;
             forwards.push(1e-9 / t);
-            let t = seconds(threads, || {
+            let t = seconds(dev, || {
                 let (dq, dk, dv) = (dq.f32_mut()?, dk.f32_mut()?, dv.f32_mut()?);
                 let (q, k, v) = (q.f32()?, k.f32()?, v.f32()?);
                 Ok(backward(dev, &call, q, k, v, o.f32()?, lse.f32()?, dout.f32()?, dq, dk, dv)?)
@@ -68,5 +68,6 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
             }
         }
     }
+    show(&rt, &a.profiling, a.json)?;
     Ok(Outcome::Done)
 }

@@ -9,7 +9,7 @@ use phalanx_kernels::peak;
 use serde_json::json;
 
 use super::super::model;
-use super::{median, rounded};
+use super::{median, record, rounded, show};
 use crate::args::BenchDecode;
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -31,6 +31,7 @@ pub fn run(a: &BenchDecode) -> Result<Outcome> {
         .filter(|p| job.model.config().tie_word_embeddings || !p.name().contains("embed_tokens"))
         .map(|p| p.value().map_or(0, |v| v.bytes()))
         .sum();
+    record(dev, &a.profiling);
     let vocab = job.model.config().vocab_size as u32;
     for &batch in if a.batch.is_empty() { &[1, 4, 16][..] } else { &a.batch } {
         if batch == 0 {
@@ -47,6 +48,7 @@ pub fn run(a: &BenchDecode) -> Result<Outcome> {
             };
             let start = Instant::now();
             let (mut first, mut last, mut seen) = (None, start, 0usize);
+            let generating = dev.profiler().region("generation");
             generator.generate((0..batch).map(request).collect(), &mut |t| {
                 last = Instant::now();
                 // Once the last sequence has its first token, all are past their prompts.
@@ -57,6 +59,7 @@ pub fn run(a: &BenchDecode) -> Result<Outcome> {
                 }
                 Ok(ControlFlow::Continue(()))
             })?;
+            drop(generating);
             let first = first.ok_or("no token came")?;
             prefills.push((PROMPT * batch) as f64 / (first - start).as_secs_f64());
             decodes.push(seen as f64 / (last - first).as_secs_f64());
@@ -78,5 +81,6 @@ pub fn run(a: &BenchDecode) -> Result<Outcome> {
             ))?;
         }
     }
+    show(&job.rt, &a.profiling, a.json)?;
     Ok(Outcome::Done)
 }

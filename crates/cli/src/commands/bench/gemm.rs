@@ -6,7 +6,7 @@ use phalanx_tensor::{Category, DType, Runtime, Tensor};
 use serde_json::json;
 
 use super::super::runtime;
-use super::{median, rounded, seconds, values};
+use super::{median, record, rounded, seconds, show, values};
 use crate::args::{BenchGemm, Dtype};
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -59,6 +59,7 @@ pub fn run(a: &BenchGemm) -> Result<Outcome> {
     let rt = runtime(a.threads)?;
     let threads = rt.device().team().threads();
     let arithmetic = a.arithmetic.into();
+    record(rt.device(), &a.profiling);
     let (mut fractions, mut shown) = (vec![], 0);
     for &(kind, m, n, k) in SHAPES {
         let name = match kind {
@@ -99,6 +100,7 @@ pub fn run(a: &BenchGemm) -> Result<Outcome> {
     if !a.json && !fractions.is_empty() {
         out::line(format_args!("median {:.2} of the f32 multiply-add peak", median(fractions)))?;
     }
+    show(&rt, &a.profiling, a.json)?;
     Ok(Outcome::Done)
 }
 
@@ -110,7 +112,6 @@ fn measure(
     arithmetic: Arithmetic,
 ) -> Result<(f64, f64, f64, f64)> {
     let dev = rt.device();
-    let threads = dev.team().threads();
     let (a, b) = (operand(rt, m * k, 1, o.dtype)?, operand(rt, k * n, 2, o.dtype)?);
     let mut c = rt.empty(&[m, n], DType::F32, Category::Workspace)?;
     let product = match kind {
@@ -122,7 +123,7 @@ fn measure(
     gemm(dev, &product, c.f32_mut()?)?;
     let (mut rates, mut peaks, mut reads) = (vec![], vec![], vec![]);
     for _ in 0..o.rounds.max(1) {
-        let s = seconds(threads, || Ok(gemm(dev, &product, c.f32_mut()?)?))?;
+        let s = seconds(dev, || Ok(gemm(dev, &product, c.f32_mut()?)?))?;
         rates.push(1.0 / s / 1e9);
         peaks.push(peak::fma_gflops(dev));
         if kind == Decode {

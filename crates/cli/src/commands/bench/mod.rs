@@ -6,11 +6,14 @@ mod decode;
 mod gemm;
 mod train;
 
+use phalanx_kernels::Device;
 use phalanx_kernels::peak::thread_time;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
+use phalanx_train::profiling;
 use std::time::Instant;
 
-use crate::args::Bench;
+use crate::args::{Bench, Profiling};
+use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Bench) -> Result<Outcome> {
@@ -22,9 +25,34 @@ pub fn run(what: Bench) -> Result<Outcome> {
     }
 }
 
-/// Seconds of one call of `work`, repeated for at least 50 ms. One thread is timed by its processor time, which others on the machine do
+/// Begins what [`show`] ends, where it is asked for.
+fn record(dev: &Device, p: &Profiling) {
+    if p.profile {
+        dev.profiler().start(0);
+    }
+}
+
+/// Shows the profile, and writes its trace if there is a place for it.
+fn show(rt: &Runtime, p: &Profiling, json: bool) -> Result<()> {
+    let Some(profile) = profiling::finish(rt) else { return Ok(()) };
+    if json {
+        profile.json_lines().iter().try_for_each(out::line)?;
+    } else {
+        out::text(format_args!("\n{}", profile.render(super::style())))?;
+    }
+    if let Some(path) = &p.trace {
+        profiling::write_trace(&profile, path)?;
+        if !json {
+            out::line(format_args!("trace: {} (open it at https://ui.perfetto.dev)", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Seconds of one call of `work`, repeated for at least 50 ms; what a profile counts. One thread is timed by its processor time, which others on the machine do
 /// not disturb; several by the clock.
-fn seconds(threads: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+fn seconds(dev: &Device, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (threads, _region) = (dev.team().threads(), dev.profiler().region("measurement"));
     let mut calls = 0u32;
     let (clock, own) = (Instant::now(), thread_time());
     loop {

@@ -4,6 +4,7 @@ use phalanx_tensor::DType;
 use phalanx_train::bench::{BenchOptions, bench_train};
 
 use super::super::runtime;
+use super::show;
 use crate::args::{BenchTrain, Dtype};
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -19,6 +20,7 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
         steps: a.steps,
         recompute: a.recompute,
         arithmetic: a.arithmetic.map(Into::into),
+        profile: a.profiling.profile,
     };
     let result = bench_train(&rt, &options)?;
     if a.json {
@@ -34,5 +36,6 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
             result.peak_rss_mib, result.loss_first, result.loss_last
         ))?;
     }
+    show(&rt, &a.profiling, a.json)?;
     Ok(Outcome::Done)
 }
