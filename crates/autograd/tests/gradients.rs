@@ -110,15 +110,7 @@ fn linear_with_bias_and_factor() {
         check(
             "linear",
             &args,
-            |rt, tape, g| {
-                linear(
-                    rt,
-                    Some(tape),
-                    g.x(0),
-                    LinearSpec { weight: g.p(1), bias: Some(g.p(2)), alpha, arithmetic: Arithmetic::F32 },
-                )
-                .unwrap()
-            },
+            |rt, tape, g| linear(rt, Some(tape), g.x(0), LinearSpec::exact(g.p(1), Some(g.p(2)), alpha)).unwrap(),
             |a| {
                 let y = matmul_nt(&a[0], &a[1], 7);
                 y.iter().enumerate().map(|(i, y)| f64::from(alpha) * y + a[2][i % 3]).collect()
@@ -129,7 +121,7 @@ fn linear_with_bias_and_factor() {
         "linear without bias, twice into one slot",
         &[arg(X, &[4, 6], 4), arg(Trained, &[6, 6], 5)],
         |rt, tape, g| {
-            let spec = || LinearSpec { weight: g.p(1), bias: None, alpha: 0.5, arithmetic: Arithmetic::F32 };
+            let spec = || LinearSpec::exact(g.p(1), None, 0.5);
             let h = linear(rt, Some(tape), g.x(0), spec()).unwrap();
             linear(rt, Some(tape), &h, spec()).unwrap()
         },
@@ -206,7 +198,7 @@ fn values_that_are_rebuilt() {
             arg(Trained, &[8, 6], 5),
         ],
         |rt, tape, g| {
-            let spec = |i: usize| LinearSpec { weight: g.p(i), bias: None, alpha: 1.0, arithmetic: Arithmetic::F32 };
+            let spec = |i: usize| LinearSpec::exact(g.p(i), None, 1.0);
             let n = rms_norm(rt, Some(tape), g.x(0), g.p(1), 1e-5).unwrap();
             let gate = linear(rt, Some(tape), &n, spec(2)).unwrap();
             let up = linear(rt, Some(tape), &n, spec(3)).unwrap();
@@ -479,9 +471,7 @@ fn frozen_parts_leave_nothing_on_the_tape() {
     let mut tape = Tape::new();
     let x = rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap();
     let w = Param { value: rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), grad: None };
-    let y =
-        linear(&rt, Some(&mut tape), &x, LinearSpec { weight: w, bias: None, alpha: 1.0, arithmetic: Arithmetic::F32 })
-            .unwrap();
+    let y = linear(&rt, Some(&mut tape), &x, LinearSpec::exact(w, None, 1.0)).unwrap();
     assert!(tape.is_empty() && !tape.tracks(&y));
     let seed = rt.zeros(&[2, 4], Category::Activations).unwrap();
     assert!(matches!(tape.backward(&rt, &y, seed), Err(AutogradError::NotRecorded)));

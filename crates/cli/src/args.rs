@@ -480,6 +480,9 @@ pub enum Exactness {
     /// 8 bits with block scales, multiplied as integers
     #[value(name = "int8_block")]
     Int8Block,
+    /// The same with gradients rounded at random
+    #[value(name = "int8_block_stochastic")]
+    Int8BlockStochastic,
     /// FP8 with one scale a tensor (simulated)
     #[value(name = "fp8_tensorwise")]
     Fp8Tensorwise,
@@ -501,6 +504,7 @@ impl From<Exactness> for phalanx_parallel::Exactness {
             Exactness::Bf16x2 => Self::Bf16x2,
             Exactness::Bf16 => Self::Bf16,
             Exactness::Int8Block => Self::Int8Block,
+            Exactness::Int8BlockStochastic => Self::Int8BlockStochastic,
             Exactness::Fp8Tensorwise => Self::Fp8Tensorwise,
             Exactness::Fp8Blockwise => Self::Fp8Blockwise,
             Exactness::Mxfp8 => Self::Mxfp8,

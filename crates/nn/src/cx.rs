@@ -133,6 +133,15 @@ impl Cx {
         self.env.plan.arithmetic(&self.path)
     }
 
+    /// The seed for rounding the gradients of the module in scope at random, if the plan wants that.
+    pub fn gradient_noise(&self) -> Option<u64> {
+        let wanted = self.env.plan.modules.get(&self.path).is_some_and(|m| m.stochastic_gradients);
+        wanted.then(|| {
+            let [low, high, ..] = self.stream("gradient_rounding").block(0);
+            u64::from(low) | u64::from(high) << 32
+        })
+    }
+
     /// Randomness of the module in scope in this micro-batch.
     pub fn stream(&self, what: &str) -> Stream {
         Stream::new(self.env.seed, &format!("{}.{what}", self.path)).at(self.env.moment)

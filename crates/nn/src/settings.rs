@@ -15,6 +15,8 @@ pub struct ModuleSettings {
     pub precision: DType,
     /// How exact its products must be.
     pub arithmetic: Arithmetic,
+    /// Whether a block recipe rounds its gradients at random, not to nearest.
+    pub stochastic_gradients: bool,
     /// Whether its own parameters are trained.
     pub trainable: bool,
     /// Whether a low-rank adapter sits beside its weight.
@@ -27,6 +29,7 @@ impl Default for ModuleSettings {
             recompute: false,
             precision: DType::F32,
             arithmetic: Arithmetic::F32,
+            stochastic_gradients: false,
             trainable: true,
             adapter: false,
         }

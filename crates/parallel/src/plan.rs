@@ -31,6 +31,9 @@ pub enum Exactness {
     /// 8 bits and block scales, multiplied as integers.
     #[serde(rename = "int8_block")]
     Int8Block,
+    /// The same, with gradients rounded at random.
+    #[serde(rename = "int8_block_stochastic")]
+    Int8BlockStochastic,
     /// FP8 with one scale a tensor, simulated: operands are rounded, products are f32.
     #[serde(rename = "fp8_tensorwise")]
     Fp8Tensorwise,
@@ -45,13 +48,23 @@ pub enum Exactness {
     Fp16Block,
 }
 
+impl std::fmt::Display for Exactness {
+    /// The name in a plan.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Exactness::Int8BlockStochastic => f.write_str("int8_block_stochastic"),
+            other => Arithmetic::from(*other).fmt(f),
+        }
+    }
+}
+
 impl From<Exactness> for Arithmetic {
     fn from(e: Exactness) -> Arithmetic {
         match e {
             Exactness::F32 => Arithmetic::F32,
             Exactness::Bf16x2 => Arithmetic::Bf16x2,
             Exactness::Bf16 => Arithmetic::Bf16,
-            Exactness::Int8Block => Arithmetic::Int8Block,
+            Exactness::Int8Block | Exactness::Int8BlockStochastic => Arithmetic::Int8Block,
             Exactness::Fp8Tensorwise => Arithmetic::Simulated(Recipe::Fp8Tensorwise),
             Exactness::Fp8Blockwise => Arithmetic::Simulated(Recipe::Fp8Blockwise),
             Exactness::Mxfp8 => Arithmetic::Simulated(Recipe::Mxfp8),

@@ -7,7 +7,7 @@ use phalanx_nn::{Arithmetic, Describe, ModuleSettings, ResolvedPlan};
 use phalanx_tensor::DType;
 
 use crate::compatibility::{Feature, Verdict, verdict};
-use crate::{Pattern, Plan};
+use crate::{Exactness, Pattern, Plan};
 
 /// A module as resolving sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,6 +121,7 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         for (roots, e) in &arithmetic {
             if inside(i, roots) {
                 s.arithmetic = (*e).into();
+                s.stochastic_gradients = *e == Exactness::Int8BlockStochastic;
                 // A block recipe is for the blocks; the head stays at 16 bits, as where the recipe comes from.
                 if s.arithmetic.is_block_recipe() && site.kind == "head" {
                     s.arithmetic = Arithmetic::Bf16;

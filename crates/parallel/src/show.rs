@@ -66,7 +66,8 @@ fn words(site: &Site, s: &ModuleSettings) -> String {
         w.push(if s.trainable { "trained".into() } else { "frozen".into() });
     }
     if matches!(site.kind.as_str(), "linear" | "head") && s.arithmetic != Arithmetic::F32 {
-        w.push(format!("{} products", s.arithmetic));
+        let at_random = if s.stochastic_gradients { ", gradients rounded at random" } else { "" };
+        w.push(format!("{} products{at_random}", s.arithmetic));
     }
     if s.adapter {
         w.push("+ adapter".into());

@@ -74,7 +74,7 @@ pub fn verify(rt: &Runtime, text: &[u8], o: &Options, progress: &mut dyn FnMut(&
         return Err(TrainError::setting("text", format!("has {} bytes, a sequence takes {}", text.len(), o.seq + 1)));
     }
     let mut run = |recipe, seed| {
-        progress(&format!("{recipe:?}, seed {seed}"));
+        progress(&format!("{recipe}, seed {seed}"));
         losses(rt, text, o, recipe, seed as u64).map(|l| smoothed(&l))
     };
     let exact = (0..o.seeds).map(|seed| run(Exactness::F32, seed)).collect::<Result<Vec<_>>>()?;
@@ -92,7 +92,7 @@ pub fn verify(rt: &Runtime, text: &[u8], o: &Options, progress: &mut dyn FnMut(&
             let (loss, exact_loss) = (got[o.steps - 1], exact[o.steps - 1]);
             let within = o.seeds < 2 || (loss - exact_loss).abs() / exact_loss <= seed_spread;
             findings.push(Finding {
-                recipe: phalanx_nn::Arithmetic::from(recipe).to_string(),
+                recipe: recipe.to_string(),
                 seed,
                 steps: o.steps,
                 loss,
@@ -135,8 +135,7 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, recipe: Exactness, seed: u64) 
     )?;
     let model = Model::new(&config)?;
     initialise(rt, &model, seed)?;
-    let options =
-        AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
+    let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
     let mut optimizer = AdamW::new(rt, &model.parameters(), &|_| DType::F32, options)?;
     let plan = Plan { arithmetic: vec![("**".into(), recipe)], ..Plan::default() };
     let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
@@ -158,6 +157,7 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, recipe: Exactness, seed: u64) 
         let documents = rows.iter().enumerate().map(|(i, r)| (i as u64, r.as_slice(), trained.as_slice()));
         let batch = TokenBatch::from_documents(documents);
         let mut env = Env::new(rt.clone(), layout(&batch));
+        (env.seed, env.moment) = (seed, step as u64);
         env.plan = resolved.clone();
         let loss = forward_backward(&model, &env, &batch)?;
         let n = loss.count.max(1) as f64;
@@ -175,8 +175,7 @@ mod tests {
     #[test]
     fn a_recipe_is_compared_with_exact_training_of_its_seed() {
         let text: Vec<u8> = (0..4000u32).map(|i| b"the quick brown fox "[i as usize % 20]).collect();
-        let o =
-            Options { steps: 12, seeds: 2, batch: 2, seq: 32, recipes: vec![Exactness::F32, Exactness::Int8Block] };
+        let o = Options { steps: 12, seeds: 2, batch: 2, seq: 32, recipes: vec![Exactness::F32, Exactness::Int8Block] };
         let mut runs = Vec::new();
         let found = verify(&Runtime::new(2), &text, &o, &mut |r| runs.push(r.to_owned())).unwrap();
         assert_eq!((found.len(), runs.len()), (4, 6));

@@ -17,6 +17,15 @@ pub struct LinearSpec {
     pub alpha: f32,
     /// How exact its products must be, in forward and backward.
     pub arithmetic: Arithmetic,
+    /// Seed for rounding gradients at random, where a block recipe does so.
+    pub gradient_noise: Option<u64>,
+}
+
+impl LinearSpec {
+    /// Products as in f32.
+    pub fn exact(weight: Param, bias: Option<Param>, alpha: f32) -> LinearSpec {
+        LinearSpec { weight, bias, alpha, arithmetic: Arithmetic::F32, gradient_noise: None }
+    }
 }
 
 /// x [T, in] → [T, out], f32.
@@ -46,6 +55,7 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
         bias: spec.bias,
         alpha: spec.alpha,
         arithmetic: spec.arithmetic,
+        gradient_noise: spec.gradient_noise,
     };
     Ok(tape.record(&[x], has_params, y, f, None))
 }
@@ -59,6 +69,7 @@ struct Linear {
     bias: Option<Param>,
     alpha: f32,
     arithmetic: Arithmetic,
+    gradient_noise: Option<u64>,
 }
 
 impl Function for Linear {
@@ -72,6 +83,8 @@ impl Function for Linear {
             let x = x.get(rt)?;
             slot.accumulate(rt, &[n, k], |dw, fresh| {
                 let product = Gemm::tn(n, k, t, grad.mat(), x.mat()).arithmetic(self.arithmetic);
+                // Other numbers than in the product for the input: two independent roundings of one gradient.
+                let product = product.gradient_noise(self.gradient_noise.map(|seed| !seed));
                 gemm(dev, &product.alpha(self.alpha).accumulate(!fresh), dw)
             })?;
         }
@@ -84,6 +97,7 @@ impl Function for Linear {
         }
         let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
         let product = Gemm::nn(t, k, n, grad.mat(), w.mat()).alpha(self.alpha).arithmetic(self.arithmetic);
+        let product = product.gradient_noise(self.gradient_noise);
         gemm(dev, &product, dx.f32_mut()?)?;
         Ok(vec![Some(dx)])
     }

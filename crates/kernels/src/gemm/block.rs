@@ -1,8 +1,9 @@
 //! Caches: packing blocks of the operands into panels, and multiplying packed blocks tile by tile.
 
 use super::Arithmetic;
-use super::tile::{BlockScales, Form, Panel, Side, Src, Tile};
+use super::tile::{BlockScales, Form, Noise, Panel, Side, Src, Tile};
 use crate::Mat;
+use crate::lowp::Keys;
 
 /// An operand as the packing sees it: op(A)[i, p] or op(B)[p, i], with i along the panel and p along k.
 #[derive(Clone, Copy)]
@@ -15,6 +16,8 @@ pub(crate) struct Operand {
     most_planes: usize,
     /// The scales that blocks of it share, if they do (see [`Form`]); `at` is (0, 0).
     scales: Option<BlockScales>,
+    /// Whether it is rounded at random, and with which numbers.
+    noise: Option<Keys>,
 }
 
 // SAFETY: a read-only view; `gemm` keeps the borrow behind it alive until every task is done.
@@ -28,7 +31,12 @@ impl Operand {
             Mat::F32(x) => Src::F32(x.as_ptr()),
             Mat::Bf16(x) => Src::Bf16(x.as_ptr()),
         };
-        Operand { src, ld, k_contiguous, most_planes: arithmetic.planes(), scales: None }
+        Operand { src, ld, k_contiguous, most_planes: arithmetic.planes(), scales: None, noise: None }
+    }
+
+    /// The same, rounded at random.
+    pub(crate) fn with_noise(self, seed: u64) -> Operand {
+        Operand { noise: Some(Keys::new(seed)), ..self }
     }
 
     /// The same with scales for its square blocks: the greatest magnitudes of the matrix as it lies in memory, `columns` blocks a row.
@@ -85,7 +93,9 @@ impl Operand {
         };
         let form = |i: usize| {
             let scales = self.scales.map(|s| BlockScales { at: (i, p0), ..s });
-            Form { planes: self.planes::<T>(), side, scales }
+            let at = if self.k_contiguous { i * self.ld + p0 } else { p0 * self.ld + i };
+            let noise = self.noise.map(|keys| Noise { keys, at });
+            Form { planes: self.planes::<T>(), side, scales, noise }
         };
         let padded = k.next_multiple_of(T::K_UNIT);
         // SAFETY: all parts of what the caller promises; the panels before the one at i are full, so it starts at i·padded.

@@ -30,8 +30,8 @@ pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
 use self::kernel::{Product, run};
 use self::tile::{BLOCK, int8};
-pub use crate::lowp::Operand as Role;
 use crate::error::{bad_shape, check_len};
+pub use crate::lowp::Operand as Role;
 use crate::profile::{self, Cost, Shape, bytes_of};
 use crate::team::SendPtr;
 use crate::{Device, Mat, Result};
@@ -64,6 +64,8 @@ pub struct Gemm<'a> {
     /// What A and B are in a linear layer. Only block recipes care: a weight shares its scales over square blocks, so that it is rounded to
     /// the same values whichever way it is read, and gradients may have a format of their own.
     pub roles: [Role; 2],
+    /// Rounds a gradient at random, with this seed, where the arithmetic is a block recipe: its mean then is the value itself.
+    pub gradient_noise: Option<u64>,
 }
 
 impl<'a> Gemm<'a> {
@@ -83,6 +85,7 @@ impl<'a> Gemm<'a> {
             bias: None,
             arithmetic,
             roles: [Role::Activation, Role::Weight],
+            gradient_noise: None,
         }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
@@ -109,6 +112,10 @@ impl<'a> Gemm<'a> {
     /// Permits a less exact product.
     pub fn arithmetic(self, arithmetic: Arithmetic) -> Self {
         Gemm { arithmetic, ..self }
+    }
+    /// Rounds a gradient at random, in a block recipe.
+    pub fn gradient_noise(self, seed: Option<u64>) -> Self {
+        Gemm { gradient_noise: seed, ..self }
     }
     /// Adds a bias of length N to every row.
     pub fn bias(self, bias: Option<&'a [f32]>) -> Self {
@@ -201,11 +208,15 @@ pub fn gemm_blocked(dev: &Device, g: &Gemm<'_>, c: &mut [f32], by: &Blocking) ->
         });
         b = b.with_scales(amax.as_ptr(), across);
     }
+    let mut a = Operand::new(&g.a, if g.a_trans { g.m } else { g.k }, !g.a_trans, g.arithmetic);
+    if let (Role::Gradient, Some(seed)) = (g.roles[0], g.gradient_noise) {
+        a = a.with_noise(seed);
+    }
     let product = Product {
         m: g.m,
         n: g.n,
         k: g.k,
-        a: Operand::new(&g.a, if g.a_trans { g.m } else { g.k }, !g.a_trans, g.arithmetic),
+        a,
         b,
         c: SendPtr(c.as_mut_ptr()),
         from_c: g.accumulate,

@@ -18,15 +18,15 @@ pub(super) fn gemm(dev: &Device, g: &Gemm<'_>, recipe: Recipe, c: &mut [f32], by
     // A is summed over its columns unless it is stored transposed, B the other way round.
     let a_rows = if g.a_trans { g.k } else { g.m };
     let b_rows = if g.b_trans { g.n } else { g.k };
-    round(dev, &g.a, g.roles[0], recipe, (a_rows, !g.a_trans), a)?;
-    round(dev, &g.b, g.roles[1], recipe, (b_rows, g.b_trans), b)?;
+    round(dev, &g.a, (g.roles[0], g.gradient_noise), recipe, (a_rows, !g.a_trans), a)?;
+    round(dev, &g.b, (g.roles[1], g.gradient_noise), recipe, (b_rows, g.b_trans), b)?;
     gemm_blocked(dev, &Gemm { a: Mat::F32(a), b: Mat::F32(b), arithmetic: Arithmetic::F32, ..*g }, c, by)
 }
 
 fn round(
     dev: &Device,
     x: &Mat<'_>,
-    role: Role,
+    (role, noise): (Role, Option<u64>),
     recipe: Recipe,
     (rows, over_columns): (usize, bool),
     out: &mut [f32],
@@ -41,5 +41,9 @@ fn round(
             Cow::Owned(wide)
         }
     };
-    fake_quantise(dev, &spec, Rounding::NearestEven, &wide, rows, x.len() / rows, out)
+    let rounding = match noise {
+        Some(seed) if role == Role::Gradient => Rounding::Stochastic { seed, first: 0 },
+        _ => Rounding::NearestEven,
+    };
+    fake_quantise(dev, &spec, rounding, &wide, rows, x.len() / rows, out)
 }

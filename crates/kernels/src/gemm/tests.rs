@@ -45,7 +45,11 @@ fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
             let b = |p: usize| g.b.at(if g.b_trans { j * g.k + p } else { p * g.n + j });
             if g.arithmetic == Arithmetic::Int8Block {
                 sum = int8_sum(g, (i, j), &a, &b, sum);
-            } else if cfg!(target_arch = "x86_64") && isa == Isa::Avx512 && g.arithmetic == Arithmetic::Bf16 && tile::bf16_dot::available() {
+            } else if cfg!(target_arch = "x86_64")
+                && isa == Isa::Avx512
+                && g.arithmetic == Arithmetic::Bf16
+                && tile::bf16_dot::available()
+            {
                 sum = pair_sum(g.k, &a, &b, sum);
             } else if isa == Isa::Amx {
                 let planes = |m: &Mat<'_>| if matches!(m, Mat::F32(_)) { g.arithmetic.planes() } else { 1 };
@@ -87,7 +91,6 @@ fn int8_sum(
     b: &dyn Fn(usize) -> f32,
     mut sum: f32,
 ) -> f32 {
-    let _ = i;
     let greatest = |it: &mut dyn Iterator<Item = f32>| it.fold(0f32, |m, x| m.max(x.abs())).max(2f32.powi(-100));
     for first in (0..g.k).step_by(128) {
         let steps = first..g.k.min(first + 128);
@@ -100,7 +103,15 @@ fn int8_sum(
             greatest(&mut steps.clone().map(b))
         };
         let code = |x: f32, most: f32| (x * (127.0 / most)).round_ties_even() as i32;
-        let whole: i32 = steps.map(|p| code(a(p), a_most) * code(b(p), b_most)).sum();
+        let a_code = |p: usize| match g.gradient_noise {
+            None => code(a(p), a_most),
+            Some(seed) => {
+                let place = if g.a_trans { p * g.m + i } else { i * g.k + p };
+                let share = (crate::lowp::random_bits(seed, place as u64) >> 16) as f32 / 65536.0;
+                (a(p) * (127.0 / a_most) + share).floor().min(127.0) as i32
+            }
+        };
+        let whole: i32 = steps.map(|p| a_code(p) * code(b(p), b_most)).sum();
         sum = (whole as f32 * (b_most / 127.0)).mul_add(a_most / 127.0, sum);
     }
     sum
@@ -152,7 +163,7 @@ fn amx_sum(
 /// What each arithmetic may lose, against f64.
 #[test]
 fn less_exact_products_lose_what_they_say() {
-    let Some(dev) = Device::with_isa(Isa::Amx, 1) else { return };
+    let dev = Device::new(1);
     let (m, n, k) = (40, 50, 576);
     let (a, b) = (values(1, m * k), values(2, n * k));
     let g = Gemm::nt(m, n, k, (&a).into(), (&b).into());
@@ -164,7 +175,13 @@ fn less_exact_products_lose_what_they_say() {
         rel_norm(&c, &want)
     };
     let (x2, x1) = (err(Arithmetic::Bf16x2), err(Arithmetic::Bf16));
-    assert!(err(Arithmetic::F32) < 1e-6 && x2 < 2e-5 && x2 > 1e-6 && x1 < 5e-3 && x1 > 1e-3, "{x2:.2e} {x1:.2e}");
+    assert!(err(Arithmetic::F32) < 1e-6 && x2 < 2e-5 && x1 < 5e-3, "{x2:.2e} {x1:.2e}");
+    // Less exact only where that is faster.
+    assert!((x2 > 1e-6) == (dev.isa() == Isa::Amx), "{x2:.2e}");
+    #[cfg(target_arch = "x86_64")]
+    assert!((x1 > 1e-3) == (dev.isa() == Isa::Amx || tile::bf16_dot::available()), "{x1:.2e}");
+    let int8 = err(Arithmetic::Int8Block);
+    assert!((3e-3..2e-2).contains(&int8), "{int8:.2e}");
 }
 
 /// f32 by planes of bf16 is as good as f32: nearer to the f64 reference than a chain of multiply-adds is, also where values differ
@@ -210,7 +227,7 @@ proptest! {
     fn each_element_is_one_chain(
         (m, n, k) in (prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..]), prop::sample::select(&SIZES[..])),
         (a_trans, b_trans, a_half, b_half) in any::<(bool, bool, bool, bool)>(),
-        (accumulate, with_bias, scaled, weight) in any::<(bool, bool, bool, bool)>(),
+        (accumulate, with_bias, scaled, weight, noisy) in any::<(bool, bool, bool, bool, bool)>(),
         threads in prop::sample::select(&[1usize, 2, 3, 5][..]),
         cut in 0usize..3,
         arithmetic in prop::sample::select(&[Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16, Arithmetic::Int8Block][..]),
@@ -223,7 +240,8 @@ proptest! {
             alpha: if scaled { 0.37 } else { 1.0 },
             accumulate,
             bias: (with_bias && !accumulate).then_some(&bias[..]),
-            arithmetic, roles: [Role::Activation, if weight { Role::Weight } else { Role::Activation }],
+            arithmetic, roles: [Role::Gradient, if weight { Role::Weight } else { Role::Activation }],
+            gradient_noise: noisy.then_some(seed ^ 5),
         };
         let c0 = values(seed ^ 3, m * n);
         for isa in Isa::available() {
@@ -276,7 +294,11 @@ fn a_row_does_not_know_its_neighbours() {
     let (m, n, k) = (1100, 131, 803);
     let (a, b) = (values(1, m * k), values(2, k * n));
     let (at, bt) = (transposed(&a, m, k), transposed(&b, k, n));
-    for isa in Isa::available() {
+    let exactness = [Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16, Arithmetic::Int8Block];
+    // Int8 in plain Rust is slow, and its bits are those of the instruction (`each_element_is_one_chain`).
+    let fast = |isa: Isa, arithmetic| arithmetic != Arithmetic::Int8Block || isa >= Isa::Avx512;
+    let cases = Isa::available().into_iter().flat_map(|isa| exactness.map(|arithmetic| (isa, arithmetic)));
+    for (isa, arithmetic) in cases.filter(|&(isa, arithmetic)| fast(isa, arithmetic)) {
         let mut want: Option<Vec<f32>> = None;
         for threads in [1, 2, 3] {
             let dev = Device::with_isa(isa, threads).unwrap();
@@ -287,12 +309,13 @@ fn a_row_does_not_know_its_neighbours() {
                 Gemm::tt(m, n, k, (&at).into(), (&bt).into()),
             ];
             for g in forms {
+                let g = Gemm { roles: [Role::Activation, Role::Weight], arithmetic, ..g };
                 let mut c = vec![f32::NAN; m * n];
                 gemm(&dev, &g, &mut c).unwrap();
                 let want = want.get_or_insert_with(|| c.clone());
                 assert!(
                     bits(&c) == bits(want),
-                    "{isa} {threads} threads, a_trans {}, b_trans {}",
+                    "{isa} {arithmetic} {threads} threads, a_trans {}, b_trans {}",
                     g.a_trans,
                     g.b_trans
                 );
@@ -302,10 +325,10 @@ fn a_row_does_not_know_its_neighbours() {
                 for first in [0, 500, m - rows] {
                     let part: Mat<'_> = a[first * k..(first + rows) * k].into();
                     let mut c = vec![f32::NAN; rows * n];
-                    gemm(&dev, &Gemm::nt(rows, n, k, part, (&bt).into()), &mut c).unwrap();
+                    gemm(&dev, &Gemm::nt(rows, n, k, part, (&bt).into()).arithmetic(arithmetic), &mut c).unwrap();
                     assert!(
                         bits(&c) == bits(&want[first * n..(first + rows) * n]),
-                        "{isa} {threads} threads, {rows} rows from {first}"
+                        "{isa} {arithmetic} {threads} threads, {rows} rows from {first}"
                     );
                 }
             }

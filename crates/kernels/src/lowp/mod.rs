@@ -49,6 +49,7 @@ pub use codec::{decode, encode};
 pub use format::{E4M3, E5M2, Element, Format, Fp16, Int8};
 pub use quantise::{dequantise, fake_quantise, quantise};
 pub use recipe::{Operand, ParseRecipeError, Recipe, Spec};
+pub(crate) use rounding::{Keys, mix};
 pub use rounding::{Rounding, random_bits};
 pub use scaling::{MxExponent, Scaling};
 pub use tile::Tile;

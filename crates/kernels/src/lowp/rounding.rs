@@ -25,7 +25,7 @@ pub fn random_bits(seed: u64, i: u64) -> u32 {
 
 /// The spread seed.
 #[derive(Clone, Copy)]
-pub(crate) struct Keys(u32, u32);
+pub(crate) struct Keys(pub(crate) u32, pub(crate) u32);
 
 impl Keys {
     pub(crate) fn new(seed: u64) -> Keys {
@@ -36,6 +36,12 @@ impl Keys {
         Keys(z as u32, (z >> 32) as u32)
     }
 
+    /// A number in [0, 1) for place `i` (its lower 32 bits), in steps of 2⁻¹⁶: so few that adding one to a whole number below 2⁷ is exact.
+    #[inline(always)]
+    pub(crate) fn share(self, i: usize) -> f32 {
+        (self.bits(u64::from(i as u32)) >> 16) as f32 / 65536.0
+    }
+
     #[inline(always)]
     pub(crate) fn bits(self, i: u64) -> u32 {
         // For one upper half of the counter this is a permutation of all 32-bit values: uniform by construction.
@@ -44,7 +50,7 @@ impl Keys {
 }
 
 #[inline(always)]
-fn mix(x: u32) -> u32 {
+pub(crate) fn mix(x: u32) -> u32 {
     let x = (x ^ (x >> 16)).wrapping_mul(0x21F0_AAAD);
     let x = (x ^ (x >> 15)).wrapping_mul(0xD35A_2D97);
     x ^ (x >> 15)

@@ -1,7 +1,6 @@
 //! y = x·Wᵀ + b, with whatever low-rank adapter the context has for it.
 
 use phalanx_autograd::functions::{self, LinearSpec};
-use phalanx_kernels::gemm::Arithmetic;
 use phalanx_tensor::Tensor;
 
 use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
@@ -38,6 +37,7 @@ impl Module for Linear {
             bias: self.bias.as_ref().map(Parameter::param).transpose()?,
             alpha: 1.0,
             arithmetic: cx.arithmetic(),
+            gradient_noise: cx.gradient_noise(),
         };
         let adapter = cx.adapter();
         let dropout = adapter.as_ref().filter(|a| cx.env().training && a.dropout > 0.0).map(|a| a.dropout);
@@ -50,10 +50,9 @@ impl Module for Linear {
             None => x,
         };
         // The adapter is small and carries all that is learnt: its products stay exact.
-        let arithmetic = Arithmetic::F32;
-        let a = LinearSpec { weight: lora.a.param()?, bias: None, alpha: 1.0, arithmetic };
+        let a = LinearSpec::exact(lora.a.param()?, None, 1.0);
         let low = functions::linear(rt, tape.as_deref_mut(), &x, a)?;
-        let b = LinearSpec { weight: lora.b.param()?, bias: None, alpha: lora.scale, arithmetic };
+        let b = LinearSpec::exact(lora.b.param()?, None, lora.scale);
         let delta = functions::linear(rt, tape.as_deref_mut(), &low, b)?;
         Ok(functions::add(rt, tape, &y, &delta)?)
     }

@@ -5,6 +5,9 @@
 //! scale of A joins the f32 sum in C by one multiply and one multiply-add. A weight shares its scale over 128 × 128 values,
 //! so that forward and backward see the same codes. This is the recipe of DeepSeek-V3 (arXiv 2412.19437, 3.3) with int8 for FP8.
 //!
+//! A gradient may be rounded at random instead: code = ⌊value / scale + a number in [0, 1)⌋. What is always rounded away to nearest then
+//! survives on average.
+//!
 //! **The same bits everywhere.** Integers are exact and the f32 steps fixed, so [`plain`] and [`vnni`] agree to the bit, as does
 //! any batch. Values that are not finite give a scale that is not finite: they are never lost silently.
 //!
@@ -21,7 +24,7 @@ pub(crate) use plain::Plain;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use vnni::{Vnni, available};
 
-use super::{BLOCK, BlockScales, Form, Side};
+use super::{BLOCK, BlockScales, Form, Noise, Side};
 use crate::{Isa, Mat};
 
 const MR: usize = 8;
@@ -74,9 +77,10 @@ pub(crate) fn greatest_of_blocks(isa: Isa, rows: &Mat<'_>, columns: usize, amax:
 }
 
 impl Form {
-    /// The same, seen from row `i` on.
+    /// The same, seen from row `i` of a source whose memory rows run across the panels.
     fn after_rows(self, i: usize) -> Form {
         let scales = self.scales.map(|s| BlockScales { at: (s.at.0 + i, s.at.1), ..s });
-        Form { scales, ..self }
+        let noise = self.noise.map(|n| Noise { at: n.at + i, ..n });
+        Form { scales, noise, ..self }
     }
 }

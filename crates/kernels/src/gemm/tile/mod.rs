@@ -16,6 +16,8 @@ pub(crate) mod portable;
 
 use half::bf16;
 
+use crate::lowp::Keys;
+
 /// Where a panel's elements lie in memory: f32 or bf16, at an element stride of 1 one way and `ld` the other way.
 #[derive(Clone, Copy)]
 pub(crate) enum Src {
@@ -55,6 +57,16 @@ pub(crate) struct Form {
     pub(crate) side: Side,
     /// Scales that a block shares with others; without them each row of a panel finds its own (only [`int8`]).
     pub(crate) scales: Option<BlockScales>,
+    /// Rounding at random instead of to nearest (only [`int8`]).
+    pub(crate) noise: Option<Noise>,
+}
+
+/// Random numbers for the values of a matrix: each draws that of its place in memory, so that tiles and threads make no difference.
+#[derive(Clone, Copy)]
+pub(crate) struct Noise {
+    pub(crate) keys: Keys,
+    /// Place of the first value that is packed.
+    pub(crate) at: usize,
 }
 
 /// The scales of a matrix in square blocks of [`BLOCK`] × [`BLOCK`], seen from one element on.

@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 use super::{BLOCK, ROW, TINY, WORDS, raised};
 use crate::gemm::tile::avx512::lanes;
 use crate::gemm::tile::avx512::pack::{Element, transpose16};
-use crate::gemm::tile::{Form, Side};
+use crate::gemm::tile::{Form, Noise, Side};
+use crate::lowp::Keys;
 
 /// Codes of sixteen rows of a stretch.
 #[repr(align(64))]
@@ -50,7 +51,14 @@ pub(super) unsafe fn across<E: Element>(
                     };
                     let to_code = _mm512_set1_ps(super::factors(amax[q]).0);
                     for (v, &x) in x.iter().enumerate() {
-                        let code = _mm512_cvtps_epi32(_mm512_mul_ps(x, to_code));
+                        let x = _mm512_mul_ps(x, to_code);
+                        let code = match form.noise {
+                            None => _mm512_cvtps_epi32(x),
+                            Some(n) => {
+                                let at = n.at + (i + q) * ld + p0 + 16 * v;
+                                _mm512_maskz_mov_epi32(lanes(steps.saturating_sub(16 * v)), at_random(x, n.keys, at))
+                            }
+                        };
                         _mm_storeu_si128(codes.0[q].as_mut_ptr().add(16 * v).cast(), _mm512_cvtepi32_epi8(code));
                     }
                 }
@@ -149,12 +157,13 @@ pub(super) unsafe fn along<E: Element>(
                     let (to_code, scale) = factors(amax);
                     let pair = (panel == 8 && end - i == 16).then(|| Stretch { at: at(first + 8), ..stretch });
                     let mut sum = _mm512_setzero_si512();
+                    let noise = |p: usize| form.noise.map(|n| Noise { at: n.at + (p0 + p) * ld + i, ..n });
                     for w in 0..WORDS {
                         let mut word = _mm512_setzero_si512();
                         if 4 * w + 4 <= steps {
-                            word = codes_of(rows.add(4 * w * ld + i), ld, 4, keep, to_code);
+                            word = codes_of(rows.add(4 * w * ld + i), ld, 4, keep, to_code, noise(4 * w));
                         } else if 4 * w < steps {
-                            word = codes_of(rows.add(4 * w * ld + i), ld, steps - 4 * w, keep, to_code);
+                            word = codes_of(rows.add(4 * w * ld + i), ld, steps - 4 * w, keep, to_code, noise(4 * w));
                         }
                         sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), word);
                         match &pair {
@@ -243,17 +252,47 @@ fn factors(amax: __m512) -> (__m512, __m512) {
 /// `rows` rows at stride `ld`, of which the mask keeps to what may be read.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn codes_of<E: Element>(src: *const E, ld: usize, rows: usize, keep: __mmask16, to_code: __m512) -> __m512i {
+unsafe fn codes_of<E: Element>(
+    src: *const E,
+    ld: usize,
+    rows: usize,
+    keep: __mmask16,
+    to_code: __m512,
+    noise: Option<Noise>,
+) -> __m512i {
     let byte = _mm512_set1_epi32(0xFF);
     let mut word = _mm512_setzero_si512();
     for q in (0..rows).rev() {
         // SAFETY: the caller's promise.
         let x = unsafe { E::widen(src.add(q * ld), keep) };
-        let code = _mm512_cvtps_epi32(_mm512_mul_ps(x, to_code));
+        let x = _mm512_mul_ps(x, to_code);
+        let code = match noise {
+            None => _mm512_cvtps_epi32(x),
+            Some(n) => _mm512_maskz_mov_epi32(keep, at_random(x, n.keys, n.at + q * ld)),
+        };
         // (word << 8) | (code & 0xFF)
         word = _mm512_ternarylogic_epi32::<0xF8>(_mm512_slli_epi32::<8>(word), code, byte);
     }
     word
+}
+
+/// Rounds sixteen scaled values, from place `at` on, up or down at random: [`Keys::share`] in vectors.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn at_random(x: __m512, keys: Keys, at: usize) -> __m512i {
+    let mix = |x: __m512i| {
+        let x = _mm512_mullo_epi32(_mm512_xor_si512(x, _mm512_srli_epi32::<16>(x)), _mm512_set1_epi32(0x21F0_AAAD));
+        let x = _mm512_xor_si512(x, _mm512_srli_epi32::<15>(x));
+        let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0xD35A_2D97_u32 as i32));
+        _mm512_xor_si512(x, _mm512_srli_epi32::<15>(x))
+    };
+    let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    let place = _mm512_add_epi32(_mm512_set1_epi32(at as i32), lane);
+    let upper = _mm512_set1_epi32(crate::lowp::mix(keys.1) as i32);
+    let bits = mix(_mm512_xor_si512(mix(_mm512_xor_si512(place, _mm512_set1_epi32(keys.0 as i32))), upper));
+    let share = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32::<16>(bits)), _mm512_set1_ps(1.0 / 65536.0));
+    let x = _mm512_min_ps(_mm512_roundscale_ps::<0x09>(_mm512_add_ps(x, share)), _mm512_set1_ps(127.0));
+    _mm512_cvtps_epi32(x)
 }
 
 /// A stretch of a panel, being written.

@@ -104,12 +104,23 @@ unsafe fn pack(
                 _ => (0..steps).map(value).fold(0.0, |a: f32, x| f32::from_bits(a.to_bits().max(x.abs().to_bits()))),
             };
             let (to_code, to_value) = factors(amax);
+            let code = |p: usize| {
+                let x = value(p) * to_code;
+                match form.noise {
+                    // What is not in the matrix stays zero.
+                    Some(n) if i < rows && p < steps => {
+                        let place = n.at + i * row_step + (p0 + p) * k_step;
+                        (x + n.keys.share(place)).floor().min(127.0) as i8
+                    }
+                    _ => x.round_ties_even() as i8,
+                }
+            };
             // SAFETY: `dst` has this row of this stretch.
             unsafe {
                 let dst = dst.add(block * ROW * width + i);
                 let mut sum = 0;
                 for w in 0..WORDS {
-                    let codes: [i8; 4] = std::array::from_fn(|q| (value(4 * w + q) * to_code).round_ties_even() as i8);
+                    let codes: [i8; 4] = std::array::from_fn(|q| code(4 * w + q));
                     sum += codes.iter().map(|&c| i32::from(c)).sum::<i32>();
                     dst.add(w * width).cast::<[u8; 4]>().write(codes.map(|c| c as u8 ^ raised));
                 }
