@@ -334,6 +334,9 @@ pub struct Precision {
     /// Bytes a sequence.
     #[arg(long, default_value_t = 256)]
     pub seq: usize,
+    /// Peak of the learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub lr: f64,
     /// One JSON line for a recipe and a seed.
     #[arg(long)]
     pub json: bool,

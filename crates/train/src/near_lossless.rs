@@ -2,7 +2,10 @@
 //!
 //! The measure is DeepSeek-V3's (arXiv 2412.19437, 3.3): the relative error of the smoothed loss against exact training on the same data
 //! in the same order, below 0.25 %. A model of a few million parameters is only trusted with it if exact training from other seeds
-//! differs more than the recipe does, so that comparison is made too.
+//! differs more than the recipe does, so that comparison is made too. And training is chaotic: a run whose weights begin one bit off drifts
+//! away from its twin as well. That run is made first, as the *control*: what it shows is no fault of any recipe.
+//!
+//! Errors count in the second half of the steps. Before, the loss falls so fast that being a step earlier or later shows as an error.
 //!
 //! The model reads bytes: four blocks of width 256, heads of 64, a gated unit of 768; every K is a multiple of 128 or more than one
 //! block of scales long.
@@ -12,7 +15,7 @@ use phalanx_models::{Model, ModelConfig, initialise};
 use phalanx_nn::Env;
 use phalanx_parallel::{Exactness, Plan};
 use phalanx_tensor::rng::Stream;
-use phalanx_tensor::{DType, Runtime};
+use phalanx_tensor::{Category, DType, Runtime};
 use serde::Serialize;
 use serde_json::json;
 
@@ -35,6 +38,8 @@ pub struct Options {
     pub batch: usize,
     /// Bytes a sequence.
     pub seq: usize,
+    /// Peak of the learning rate.
+    pub lr: f64,
     /// The recipes.
     pub recipes: Vec<Exactness>,
 }
@@ -42,7 +47,7 @@ pub struct Options {
 /// A recipe beside exact training.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// Name of the recipe.
+    /// Name of the recipe, or `control`: exact, from weights one bit off.
     pub recipe: String,
     /// Seed of the weights.
     pub seed: usize,
@@ -52,7 +57,7 @@ pub struct Finding {
     pub loss: f64,
     /// The same of exact training.
     pub exact_loss: f64,
-    /// Greatest relative error of the smoothed loss after the first fifth of the steps.
+    /// Greatest relative error of the smoothed loss in the second half of the steps.
     pub error_max: f64,
     /// Mean of that error.
     pub error_mean: f64,
@@ -73,26 +78,29 @@ pub fn verify(rt: &Runtime, text: &[u8], o: &Options, progress: &mut dyn FnMut(&
     if text.len() <= o.seq {
         return Err(TrainError::setting("text", format!("has {} bytes, a sequence takes {}", text.len(), o.seq + 1)));
     }
-    let mut run = |recipe, seed| {
-        progress(&format!("{recipe}, seed {seed}"));
-        losses(rt, text, o, recipe, seed as u64).map(|l| smoothed(&l))
+    let mut run = |recipe: Option<Exactness>, nudged, seed| {
+        let name = recipe.map_or_else(|| "control".to_owned(), |r| r.to_string());
+        progress(&format!("{}, seed {seed}", if nudged { &name } else { "f32" }));
+        let plan = recipe.unwrap_or(Exactness::F32);
+        losses(rt, text, o, (plan, nudged && recipe.is_none()), seed as u64).map(|l| (name, smoothed(&l)))
     };
-    let exact = (0..o.seeds).map(|seed| run(Exactness::F32, seed)).collect::<Result<Vec<_>>>()?;
+    let exact =
+        (0..o.seeds).map(|seed| run(Some(Exactness::F32), false, seed).map(|(_, l)| l)).collect::<Result<Vec<_>>>()?;
     let ends: Vec<f64> = exact.iter().map(|l| l[o.steps - 1]).collect();
     let most = ends.iter().copied().fold(f64::MIN, f64::max);
     let least = ends.iter().copied().fold(f64::MAX, f64::min);
     let seed_spread = (most - least) / least;
     let mut findings = Vec::new();
-    for &recipe in &o.recipes {
+    for recipe in std::iter::once(None).chain(o.recipes.iter().copied().map(Some)) {
         for (seed, exact) in exact.iter().enumerate() {
-            let got = run(recipe, seed)?;
+            let (name, got) = run(recipe, true, seed)?;
             let errors: Vec<f64> = got.iter().zip(exact).map(|(a, b)| (a - b).abs() / b).collect();
-            let counted = &errors[o.steps / 5..];
+            let counted = &errors[o.steps / 2..];
             let error_max = counted.iter().copied().fold(0.0, f64::max);
             let (loss, exact_loss) = (got[o.steps - 1], exact[o.steps - 1]);
             let within = o.seeds < 2 || (loss - exact_loss).abs() / exact_loss <= seed_spread;
             findings.push(Finding {
-                recipe: recipe.to_string(),
+                recipe: name,
                 seed,
                 steps: o.steps,
                 loss,
@@ -122,7 +130,7 @@ fn smoothed(losses: &[f64]) -> Vec<f64> {
 }
 
 /// The loss of each step.
-fn losses(rt: &Runtime, text: &[u8], o: &Options, recipe: Exactness, seed: u64) -> Result<Vec<f64>> {
+fn losses(rt: &Runtime, text: &[u8], o: &Options, (recipe, nudged): (Exactness, bool), seed: u64) -> Result<Vec<f64>> {
     let config = ModelConfig::from_json(
         "precision",
         json!({
@@ -135,6 +143,12 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, recipe: Exactness, seed: u64) 
     )?;
     let model = Model::new(&config)?;
     initialise(rt, &model, seed)?;
+    if nudged {
+        for p in model.parameters() {
+            let one_off: Vec<f32> = rt.to_vec(&p.value()?)?.into_iter().map(f32::next_up).collect();
+            p.set(rt.from_f32(p.shape(), &one_off, Category::Weights)?)?;
+        }
+    }
     let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
     let mut optimizer = AdamW::new(rt, &model.parameters(), &|_| DType::F32, options)?;
     let plan = Plan { arithmetic: vec![("**".into(), recipe)], ..Plan::default() };
@@ -142,7 +156,7 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, recipe: Exactness, seed: u64) 
     let resolved = std::sync::Arc::new(resolved);
     let warmup = o.steps as u64 / 10;
     let shape = Shape::Cosine { cycles: 0.5, min_ratio: 0.1 };
-    let schedule = Schedule { lr: 2e-3, warmup_steps: warmup, total_steps: o.steps as u64, shape };
+    let schedule = Schedule { lr: o.lr, warmup_steps: warmup, total_steps: o.steps as u64, shape };
     // The order of the data does not depend on the weights' seed.
     let order = Stream::new(0, "precision.order");
     let trained = vec![true; o.seq];
@@ -175,12 +189,20 @@ mod tests {
     #[test]
     fn a_recipe_is_compared_with_exact_training_of_its_seed() {
         let text: Vec<u8> = (0..4000u32).map(|i| b"the quick brown fox "[i as usize % 20]).collect();
-        let o = Options { steps: 12, seeds: 2, batch: 2, seq: 32, recipes: vec![Exactness::F32, Exactness::Int8Block] };
+        let o = Options {
+            steps: 12,
+            seeds: 2,
+            batch: 2,
+            seq: 32,
+            lr: 2e-3,
+            recipes: vec![Exactness::F32, Exactness::Int8Block],
+        };
         let mut runs = Vec::new();
         let found = verify(&Runtime::new(2), &text, &o, &mut |r| runs.push(r.to_owned())).unwrap();
-        assert_eq!((found.len(), runs.len()), (4, 6));
-        assert!(found[..2].iter().all(|f| f.recipe == "f32" && f.error_max == 0.0 && f.pass));
-        assert!(found[2..].iter().all(|f| f.recipe == "int8_block" && f.error_max > 0.0 && f.error_max < 0.02));
+        assert_eq!((found.len(), runs.len()), (6, 8));
+        assert!(found[..2].iter().all(|f| f.recipe == "control" && f.error_max > 0.0 && f.error_max < 1e-4));
+        assert!(found[2..4].iter().all(|f| f.recipe == "f32" && f.error_max == 0.0 && f.pass));
+        assert!(found[4..].iter().all(|f| f.recipe == "int8_block" && f.error_max > 0.0 && f.error_max < 0.02));
         assert!(found[0].seed_spread > 0.0 && found[0].loss < 5.0);
         let short = verify(&Runtime::new(1), b"abc", &o, &mut |_| ()).unwrap_err();
         assert!(short.to_string().contains("3 bytes"), "{short}");
