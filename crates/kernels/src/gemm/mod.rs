@@ -10,6 +10,7 @@ mod grouped;
 mod kernel;
 mod narrow;
 pub mod plain;
+pub mod prepared;
 #[cfg(test)]
 mod tests;
 mod tile;
