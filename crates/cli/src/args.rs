@@ -159,6 +159,9 @@ pub struct ModelChoice {
     /// Type of the weights in memory; that of the files if left out.
     #[arg(long, value_enum)]
     pub dtype: Option<Dtype>,
+    /// How the weights are stored in memory; as in the file (a GGUF file's own blocks, a folder's exact values) if left out.
+    #[arg(long, value_enum)]
+    pub weights: Option<WeightForm>,
     /// Threads; all cores if left out.
     #[arg(long)]
     pub threads: Option<usize>,
@@ -394,6 +397,17 @@ pub struct BenchTrain {
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// How weights are stored for generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightForm {
+    /// Every value as it is, in the type of --dtype
+    Exact,
+    /// 8 bits, with a scale for 32 values
+    Q8,
+    /// 4 bits, with a scale and a minimum for 32 values
+    Q4,
 }
 
 /// How exact products must be.

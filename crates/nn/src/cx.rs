@@ -151,17 +151,23 @@ impl Cx {
     /// # Errors
     /// Those of the module, with its scope named.
     pub fn call<M: Module>(&mut self, name: &str, module: &Arc<M>, x: Tensor) -> Result<Tensor> {
+        self.within(name, |cx| {
+            if cx.tape.is_some() && cx.env.plan.recompute(&cx.path) {
+                recompute::forward(cx, module, x)
+            } else {
+                module.forward(cx, x)
+            }
+        })
+    }
+
+    /// Runs `f` in the scope of child `name`.
+    pub(crate) fn within<T>(&mut self, name: &str, f: impl FnOnce(&mut Cx) -> Result<T>) -> Result<T> {
         let before = self.path.len();
         if before > 0 {
             self.path.push('.');
         }
         self.path.push_str(name);
-        let y = if self.tape.is_some() && self.env.plan.recompute(&self.path) {
-            recompute::forward(self, module, x)
-        } else {
-            module.forward(self, x)
-        };
-        let y = y.map_err(|e| e.at(&self.path));
+        let y = f(self).map_err(|e| e.at(&self.path));
         self.path.truncate(before);
         y
     }

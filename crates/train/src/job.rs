@@ -9,7 +9,8 @@ use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
 use phalanx_models::{Model, ModelConfig, check_weights, initialise, load_weights};
 use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
 use phalanx_parallel::Site;
-use phalanx_tensor::{Category, DType, Runtime};
+use phalanx_kernels::gemm::prepared::{Form, Layout};
+use phalanx_tensor::{Category, DType, PreparedMatrix, Runtime};
 
 use crate::adapter::{self, LoraOptions};
 use crate::{Result, TrainError, method};
@@ -220,6 +221,30 @@ impl Job {
         if adapted {
             self.load_adapters(checkpoint)?;
         }
+        Ok(())
+    }
+
+    /// Lays the matrices out for inference, after [`Job::load`]: rounded to `quantised`, or exactly. From then on the model generates, and
+    /// nothing else. Where the instruction set has another layout for exact weights, those stay as they are.
+    ///
+    /// # Errors
+    /// If memory runs out.
+    pub fn lay_out(&self, quantised: Option<Form>) -> Result<()> {
+        for p in self.model.parameters() {
+            if p.shape().len() != 2 || p.prepared().is_some() {
+                continue;
+            }
+            let value = p.value()?;
+            let form = quantised.unwrap_or(match value.dtype() {
+                DType::F32 => Form::F32,
+                DType::Bf16 => Form::Bf16,
+            });
+            if Layout::supported(form, self.rt.device()) {
+                p.set_prepared(PreparedMatrix::from_tensor(&self.rt, form, &value)?)?;
+            }
+        }
+        // What the matrices lay in before is not needed again.
+        self.rt.pool().trim();
         Ok(())
     }
 

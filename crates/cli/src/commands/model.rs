@@ -2,10 +2,11 @@
 
 use phalanx_config::{Config, InferDtype, Purpose, parse_overrides};
 use phalanx_generate::{GenerationDefaults, SamplingChoice, SamplingParams, TextOptions};
+use phalanx_kernels::gemm::prepared::Form;
 use phalanx_nn::{Batch, Env};
 use phalanx_train::job::{Job, Use};
 
-use crate::args::{Dtype, ModelChoice, Sampling};
+use crate::args::{Dtype, ModelChoice, Sampling, WeightForm};
 use crate::outcome::Result;
 
 /// A loaded model, ready to generate.
@@ -53,6 +54,11 @@ pub fn load(choice: &ModelChoice) -> Result<Loaded> {
     let mut job = Job::prepare(config, Use::Infer)?;
     let defaults = GenerationDefaults::from_folder(&job.tokenizer_dir)?;
     job.load(None)?;
+    job.lay_out(match choice.weights {
+        None | Some(WeightForm::Exact) => None,
+        Some(WeightForm::Q8) => Some(Form::Q8),
+        Some(WeightForm::Q4) => Some(Form::Q4),
+    })?;
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.adapters = job.adapters.clone();
     Ok(Loaded { job, env, defaults })
