@@ -151,7 +151,7 @@ pub struct Sampling {
 /// Which model, and how it is held.
 #[derive(Args, Debug)]
 pub struct ModelChoice {
-    /// A model folder, or a configuration file that names one.
+    /// A model folder, a GGUF file, or a configuration file that names one.
     pub model: PathBuf,
     /// PEFT adapter folder.
     #[arg(long)]
@@ -408,6 +408,17 @@ pub enum WeightForm {
     Q8,
     /// 4 bits, with a scale and a minimum for 32 values
     Q4,
+}
+
+impl From<WeightForm> for phalanx_models::WeightForm {
+    fn from(form: WeightForm) -> Self {
+        use phalanx_kernels::gemm::prepared::Form;
+        match form {
+            WeightForm::Exact => Self::Exact,
+            WeightForm::Q8 => Self::Rounded(Form::Q8),
+            WeightForm::Q4 => Self::Rounded(Form::Q4),
+        }
+    }
 }
 
 /// How exact products must be.

@@ -129,7 +129,10 @@ pub(super) unsafe fn quantise_rows(x: &[f32], rows: usize, out: &mut [f32]) {
             // SAFETY: the masks keep to the row.
             let (low, high) = unsafe {
                 let at = x.as_ptr().add(row * k + b * BLOCK);
-                (_mm512_maskz_loadu_ps(keep as u16, at), _mm512_maskz_loadu_ps((keep >> 16) as u16, at.wrapping_add(16)))
+                (
+                    _mm512_maskz_loadu_ps(keep as u16, at),
+                    _mm512_maskz_loadu_ps((keep >> 16) as u16, at.wrapping_add(16)),
+                )
             };
             // Of magnitudes, the bits are in the same order as the values, infinity and NaN above all.
             let bits = |v: __m512| _mm512_castps_si512(_mm512_abs_ps(v));

@@ -9,8 +9,8 @@ use crate::Device;
 use crate::gemm::tile::avx512::Avx512;
 use crate::gemm::tile::{Side, Src, Tile};
 
-/// How far ahead weights are asked for, in bytes of each panel.
-const AHEAD: usize = 1024;
+/// How far ahead weights are asked for, in bytes, over all panels that are multiplied together.
+const AHEAD: usize = 4096;
 
 /// # Safety
 /// `rows` rows of `k` values at `x`, room for as many at `out`; the processor has AVX-512.
@@ -159,9 +159,7 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
     const { assert!(GROUP >= 4) };
     while panel < panels.end {
         // SAFETY: the caller's promise.
-        unsafe {
-            rows!(1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 3, 8 3, 9 2, 10 2, 11 2, 12 2, 13 1, 14 1, 15 1, 16 1)
-        }
+        unsafe { rows!(1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 3, 8 3, 9 2, 10 2, 11 2, 12 2, 13 1, 14 1, 15 1, 16 1) }
     }
 }
 
@@ -211,11 +209,14 @@ unsafe fn multiply<S: Stored, const M: usize, const V: usize, const FAR: bool>(w
         }
         let mut p = 0;
         while p < k {
+            // Near the end of these panels: of the panels after them.
+            let here = p / S::STEPS * LANES * 4 + AHEAD / V;
+            let next = AHEAD / V + if here < apart { 0 } else { (V - 1) * apart };
             let mut raw = [_mm512_setzero_si512(); V];
             for v in 0..V {
                 let at = w.add(v * apart + p / S::STEPS * LANES * 4);
                 if FAR {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
                 }
                 raw[v] = _mm512_loadu_si512(at.cast());
             }
