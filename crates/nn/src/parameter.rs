@@ -127,11 +127,7 @@ impl Parameter {
 
     fn hold(&self, shape: &[usize], value: Held) -> Result<()> {
         if shape != self.shape() {
-            return Err(NnError::Shape {
-                name: self.0.name.clone(),
-                want: self.0.shape.clone(),
-                got: shape.to_vec(),
-            });
+            return Err(NnError::Shape { name: self.0.name.clone(), want: self.0.shape.clone(), got: shape.to_vec() });
         }
         *self.0.value.write().unwrap_or_else(|e| e.into_inner()) = Some(value);
         Ok(())

@@ -84,4 +84,3 @@ fn check_values(source: &Source<'_>, to: FloatType, values: &[f32]) -> Result<()
     }
     Ok(())
 }
-

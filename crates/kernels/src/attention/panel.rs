@@ -142,8 +142,21 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         if N == 1 {
             prefetch(s, g, keys, k);
         }
-        let a = Left { ptr: k.as_ptr().add(at), row: stride, step: 1 };
-        product::<S, N>(s, keys.count, g.dim, a, (q.as_ptr(), w), (p.as_mut_ptr(), w), Start::Zero);
+        let few = if S::TRANSPOSES && N == 1 && g.dim.is_multiple_of(S::LANES) {
+            let (k, count) = ((k.as_ptr().add(at), stride), keys.count);
+            match rows {
+                1 => few_scores::<S, 1>(s, g.dim, count, k, q, p),
+                2 => few_scores::<S, 2>(s, g.dim, count, k, q, p),
+                3 => few_scores::<S, 3>(s, g.dim, count, k, q, p),
+                4 => few_scores::<S, 4>(s, g.dim, count, k, q, p),
+                _ => 0,
+            }
+        } else {
+            0
+        };
+        let a = Left { ptr: k.as_ptr().add(at + few * stride), row: stride, step: 1 };
+        let rest = (p.as_mut_ptr().add(few * w), w);
+        product::<S, N>(s, keys.count - few, g.dim, a, (q.as_ptr(), w), rest, Start::Zero);
         let never = s.splat(f32::NEG_INFINITY);
         for n in 0..N {
             let lane = n * S::LANES;
@@ -196,6 +209,45 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         let start = Start::Scaled(run.factor.as_ptr());
         product::<S, N>(s, g.dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
     }
+}
+
+/// The scores of R rows, with keys in lanes, as far as whole vectors of keys go; returns for how many keys. The chains are those of [`product`].
+///
+/// # Safety
+/// `k` has `count` rows of `dim` elements, a multiple of LANES, `stride` apart; one vector of rows in `q` and `p`; the instruction set has a transpose.
+#[inline(always)]
+unsafe fn few_scores<S: Simd, const R: usize>(
+    s: S,
+    dim: usize,
+    count: usize,
+    (k, stride): (*const f32, usize),
+    q: &[f32],
+    p: &mut [f32],
+) -> usize {
+    let whole = count / 16 * 16;
+    for j in (0..whole).step_by(16) {
+        let mut sums = [s.splat(0.0); R];
+        for d in (0..dim).step_by(16) {
+            let mut rows = [s.splat(0.0); 16];
+            for (i, row) in rows.iter_mut().enumerate() {
+                // SAFETY: elements d..d + 16 of key j + i, as the caller promises.
+                *row = unsafe { s.load_ptr(k.add((j + i) * stride + d)) };
+            }
+            for (i, values) in s.transpose16(rows).into_iter().enumerate() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.fma(values, s.splat(q[(d + i) * 16 + r]), *sum);
+                }
+            }
+        }
+        let mut scores = [0f32; 16];
+        for (r, sum) in sums.into_iter().enumerate() {
+            s.store(&mut scores, 0, sum);
+            for (i, score) in scores.iter().enumerate() {
+                p[(j + i) * 16 + r] = *score;
+            }
+        }
+    }
+    whole
 }
 
 /// The last step of [`fold`] for R rows: with so few of them in lanes, vectors along D do with a fraction of the multiply-adds. The chains are the

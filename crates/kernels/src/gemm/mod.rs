@@ -23,6 +23,9 @@ pub(crate) fn amx_available() -> bool {
     false
 }
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::tile::avx512::pack::transpose16;
+
 pub use self::arithmetic::Arithmetic;
 use self::block::{Finish, Operand};
 pub use self::grouped::{Grouped, grouped};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_autograd::functions::{self, LinearSpec};
 use phalanx_kernels::gemm::Arithmetic;
-use phalanx_tensor::{DType, PreparedMatrix, Category, Tensor, multiply_prepared};
+use phalanx_tensor::{Category, DType, PreparedMatrix, Tensor, multiply_prepared};
 
 use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
 

@@ -13,15 +13,17 @@ mod avx512;
 /// Panels of weights that are multiplied together, at most.
 pub(super) const GROUP: usize = 4;
 
-/// Rows up to which weights stream from memory past all rows at once. Beyond, a stretch of a few panels is read into the second-level cache,
-/// where blocks of rows pass by.
-const STREAM: usize = 16;
+/// Rows up to which weights stream from memory past all rows at once. Beyond, a stretch of a few panels is read into a cache, where blocks of
+/// rows pass by.
+const STREAM: usize = 8;
 /// Rows of such a block.
 const BLOCK_ROWS: usize = 8;
 /// Panels of such a stretch: 8 × 48 sums fill the registers best.
 const BLOCK_PANELS: usize = 3;
-/// Steps of k in such a stretch.
+/// Steps of k in such a stretch, for the second-level cache.
 const DEPTH: usize = 512;
+/// The same for two blocks of rows, for the first-level cache.
+const SHALLOW: usize = 128;
 /// f32 that a stretch takes when it is widened from bf16.
 pub(super) const WIDENED: usize = DEPTH * BLOCK_PANELS * LANES;
 

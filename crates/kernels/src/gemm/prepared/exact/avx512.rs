@@ -1,10 +1,10 @@
-//! With AVX-512: up to sixteen rows straight from memory, more of them past a stretch of weights in the second-level cache.
+//! With AVX-512: up to eight rows straight from memory, more of them past a stretch of weights in a cache.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::{Form, LANES, Product, Rows};
-use super::{BLOCK_PANELS, BLOCK_ROWS, DEPTH, GROUP, STREAM, WIDENED};
+use super::{BLOCK_PANELS, BLOCK_ROWS, DEPTH, GROUP, SHALLOW, STREAM, WIDENED};
 use crate::Device;
 use crate::gemm::tile::avx512::Avx512;
 use crate::gemm::tile::{Side, Src, Tile};
@@ -95,13 +95,17 @@ pub(super) unsafe fn panels(dev: &Device, p: &Product<'_>, rows: Rows<'_>, panel
                 _ => stream::<Pairs>(rows.m, panels, &work),
             };
         }
+        // Two blocks of rows pass by a stretch that stays in the first-level cache; bf16 is widened twice then, which costs less than writing it.
+        let few = rows.m <= 2 * BLOCK_ROWS;
+        let most = if few { SHALLOW } else { DEPTH };
+        let steps = if layout.form == Form::F32 { 1 } else { 2 };
         let mut space = dev.scratch().worker(worker, WIDENED);
         for panel in panels.clone().step_by(BLOCK_PANELS) {
             let count = BLOCK_PANELS.min(panels.end - panel);
-            for p0 in (0..k).step_by(DEPTH) {
-                let depth = DEPTH.min(k - p0);
-                let (w, apart) = if layout.form == Form::F32 {
-                    (at(panel).add(p0 * LANES * 4), apart)
+            for p0 in (0..k).step_by(most) {
+                let depth = most.min(k - p0);
+                let (w, apart) = if layout.form == Form::F32 || few {
+                    (at(panel).add(p0 / steps * LANES * 4), apart)
                 } else {
                     let wide = space.as_mut_ptr();
                     for v in 0..count {
@@ -114,7 +118,13 @@ pub(super) unsafe fn panels(dev: &Device, p: &Product<'_>, rows: Rows<'_>, panel
                     let x = rows.exact.as_ptr().add(i * k + p0 * m);
                     let y = p.y.at(i * n + panel * LANES);
                     let work = Work { w, apart, x, k: depth, y, ldc: n, n: n - panel * LANES, from_y: p0 > 0 };
-                    block(m, count, &work);
+                    match (few, layout.form) {
+                        (false, _) => block::<Whole, false>(m, count, &work),
+                        (true, Form::F32) if i == 0 => block::<Whole, true>(m, count, &work),
+                        (true, Form::F32) => block::<Whole, false>(m, count, &work),
+                        _ if i == 0 => block::<Pairs, true>(m, count, &work),
+                        _ => block::<Pairs, false>(m, count, &work),
+                    }
                 }
             }
         }
@@ -144,7 +154,7 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
         ($($m:literal $v:literal),*) => {
             match m {
                 $($m => {
-                    if panel + $v <= panels.end {
+                    if panels.end - panel >= $v {
                         multiply::<S, $m, $v, true>(&work(panel));
                         panel += $v;
                     } else {
@@ -159,7 +169,7 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
     const { assert!(GROUP >= 4) };
     while panel < panels.end {
         // SAFETY: the caller's promise.
-        unsafe { rows!(1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 3, 8 3, 9 2, 10 2, 11 2, 12 2, 13 1, 14 1, 15 1, 16 1) }
+        unsafe { rows!(1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 3, 8 3) }
     }
 }
 
@@ -167,11 +177,11 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
 ///
 /// # Safety
 /// The work is sound.
-unsafe fn block(m: usize, panels: usize, work: &Work) {
+unsafe fn block<S: Stored, const FAR: bool>(m: usize, panels: usize, work: &Work) {
     macro_rules! rows {
         ($v:literal: $($m:literal)*) => {
             match m {
-                $($m => multiply::<Whole, $m, $v, false>(work),)*
+                $($m => multiply::<S, $m, $v, FAR>(work),)*
                 _ => unreachable!("at most {BLOCK_ROWS} rows"),
             }
         };
