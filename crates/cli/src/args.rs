@@ -170,7 +170,7 @@ pub struct Sampling {
 /// Which model, and how it is held.
 #[derive(Args, Debug)]
 pub struct ModelChoice {
-    /// A model folder, or a configuration file that names one.
+    /// A model folder, a GGUF file, or a configuration file that names one.
     pub model: PathBuf,
     /// PEFT adapter folder.
     #[arg(long)]
@@ -178,6 +178,9 @@ pub struct ModelChoice {
     /// Type of the weights in memory; that of the files if left out.
     #[arg(long, value_enum)]
     pub dtype: Option<Dtype>,
+    /// How the weights are stored in memory; as in the file (a GGUF file's own blocks, a folder's exact values) if left out.
+    #[arg(long, value_enum)]
+    pub weights: Option<WeightForm>,
     /// Threads; all cores if left out.
     #[arg(long)]
     pub threads: Option<usize>,
@@ -469,6 +472,28 @@ pub struct BenchTrain {
     /// One JSON line instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// How weights are stored for generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightForm {
+    /// Every value as it is, in the type of --dtype
+    Exact,
+    /// 8 bits, with a scale for 32 values
+    Q8,
+    /// 4 bits, with a scale and a minimum for 32 values
+    Q4,
+}
+
+impl From<WeightForm> for phalanx_models::WeightForm {
+    fn from(form: WeightForm) -> Self {
+        use phalanx_kernels::gemm::prepared::Form;
+        match form {
+            WeightForm::Exact => Self::Exact,
+            WeightForm::Q8 => Self::Rounded(Form::Q8),
+            WeightForm::Q4 => Self::Rounded(Form::Q4),
+        }
+    }
 }
 
 /// How exact products must be.

@@ -75,6 +75,35 @@ fn refused(o: &Output, words: &[&str]) {
 }
 
 #[test]
+fn a_gguf_file_generates_as_it_is() {
+    let file = fixtures("crates/formats/tests/fixtures/qwen3-bpe.gguf");
+    let generate = |more: &[&str]| {
+        phalanx(&[&["generate", &file, "--prompt", "ab", "--greedy", "--max-new-tokens", "4", "--json"], more].concat())
+    };
+    let answer = |more: &[&str]| -> Value { serde_json::from_str(&ok(&generate(more))).unwrap() };
+    let stored = answer(&[]);
+    assert_eq!(stored["logprobs"].as_array().unwrap().len(), stored["token_ids"].as_array().unwrap().len());
+    // Widened, it is what an imported folder is.
+    let dir = Dir::new("gguf");
+    let folder = dir.path("model").display().to_string();
+    ok(&phalanx(&["import", "gguf", &file, &folder]));
+    let imported = ["generate", &folder, "--prompt", "ab", "--greedy", "--max-new-tokens", "4", "--json"];
+    assert_eq!(ok(&phalanx(&imported)), ok(&generate(&["--weights", "exact"])));
+    for form in ["q8", "q4"] {
+        answer(&["--weights", form]);
+        ok(&phalanx(&[&imported[..], &["--weights", form]].concat()));
+    }
+    let wrong = generate(&["--weights", "q6"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("q8") && text(&wrong.stderr).contains("q4"), "{}", text(&wrong.stderr));
+    let (named, out) = (format!("model_name_or_path={file}"), format!("output_dir={}", dir.path("out").display()));
+    let refusal = phalanx(&["train", &named, &data_set(), &out, "stage=sft", "finetuning_type=lora", "max_steps=1"]);
+    refused(&refusal, &["model_name_or_path", "cannot be trained", "phalanx import gguf"]);
+    let missing = phalanx(&["generate", "/no/such/model.gguf", "--prompt", "a"]);
+    refused(&missing, &["/no/such/model.gguf"]);
+}
+
+#[test]
 fn train_then_generate_evaluate_export_and_chat() {
     let dir = Dir::new("whole");
     let out = dir.path("out");

@@ -86,14 +86,18 @@ pub fn draw(seed: u64, position: usize) -> f64 {
 
 /// The most probable token; of equal ones the lowest id. NaN is never chosen unless there is nothing else.
 pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    let mut max = f32::NEG_INFINITY;
-    for (i, &x) in logits.iter().enumerate() {
-        if x > max {
-            (best, max) = (i, x);
+    // The greatest of each lane first, which is a vector operation; then where it lies.
+    let (chunks, rest) = logits.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let mut see = |values: &[f32]| {
+        for (max, &x) in lanes.iter_mut().zip(values) {
+            *max = if x > *max { x } else { *max };
         }
-    }
-    best as u32
+    };
+    chunks.iter().for_each(|c| see(c));
+    see(rest);
+    let max = lanes.into_iter().fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max });
+    logits.iter().position(|&x| x == max).unwrap_or(0) as u32
 }
 
 #[derive(Clone, Copy)]

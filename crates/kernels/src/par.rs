@@ -51,4 +51,13 @@ impl<'a, T: Send> Parts<'a, T> {
         // SAFETY: within the slice that is mutably borrowed for 'a; disjointness is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.get().add(r.start), r.len()) }
     }
+
+    /// The place of element `i`, for parts that are not one range (columns of a matrix).
+    ///
+    /// # Panics
+    /// If it lies beyond the end.
+    pub(crate) fn at(&self, i: usize) -> *mut T {
+        assert!(i <= self.len, "{i} of {}", self.len);
+        self.ptr.get().wrapping_add(i)
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_autograd::functions::{self, HeadSpec, LossOutput};
 use phalanx_kernels::gemm::{Gemm, gemm};
 use phalanx_nn::{Cx, Describe, Parameter, Visitor};
-use phalanx_tensor::{Category, DType, Runtime, Tensor};
+use phalanx_tensor::{Category, DType, Runtime, Tensor, multiply_prepared};
 
 use crate::{ModelConfig, ModelError, Result};
 
@@ -97,6 +97,9 @@ pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) 
 /// # Errors
 /// If memory runs out.
 pub fn logits(rt: &Runtime, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+    if let Some(w) = model.head().prepared() {
+        return Ok(multiply_prepared(rt, hidden, &[(&w, None)])?.remove(0));
+    }
     let w = model.head().value()?;
     let (rows, v, h) = (hidden.dim(0), w.dim(0), w.dim(1));
     let mut out = rt.empty(&[rows, v], DType::F32, Category::Workspace)?;

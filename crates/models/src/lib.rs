@@ -23,6 +23,7 @@ mod causal_lm;
 mod config;
 mod error;
 mod known;
+mod to_generate;
 mod weights;
 
 pub mod llama;
@@ -34,4 +35,5 @@ pub use causal_lm::{CausalLm, Model, logits, loss};
 pub use config::{ModelConfig, StoredDType};
 pub use error::{ModelError, Result};
 pub use known::{Family, family, known_families};
+pub use to_generate::{WeightForm, lay_out, load_gguf};
 pub use weights::{check_weights, initialise, load_weights, save_weights};

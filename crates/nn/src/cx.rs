@@ -160,6 +160,17 @@ impl Cx {
     /// # Errors
     /// Those of the module, with its scope named.
     pub fn call<M: Module>(&mut self, name: &str, module: &Arc<M>, x: Tensor) -> Result<Tensor> {
+        self.within(name, |cx| {
+            if cx.tape.is_some() && cx.env.plan.recompute(&cx.path) {
+                recompute::forward(cx, module, x)
+            } else {
+                module.forward(cx, x)
+            }
+        })
+    }
+
+    /// Runs `f` in the scope of child `name`.
+    pub(crate) fn within<T>(&mut self, name: &str, f: impl FnOnce(&mut Cx) -> Result<T>) -> Result<T> {
         let before = self.path.len();
         if before > 0 {
             self.path.push('.');
@@ -167,12 +178,7 @@ impl Cx {
         self.path.push_str(name);
         let span = self.env.rt.device().profiler().scope(|| self.path.clone());
         let outer = span.is_recorded().then(|| self.name_tape(Some(self.path.as_str().into())));
-        let y = if self.tape.is_some() && self.env.plan.recompute(&self.path) {
-            recompute::forward(self, module, x)
-        } else {
-            module.forward(self, x)
-        };
-        let y = y.map_err(|e| e.at(&self.path));
+        let y = f(self).map_err(|e| e.at(&self.path));
         if let Some(outer) = outer {
             self.name_tape(outer);
         }

@@ -20,6 +20,16 @@ pub enum NnError {
     /// A parameter has no value.
     #[error("parameter {0} has no value yet; load or initialise the model first")]
     NoValue(String),
+    /// A parameter is laid out for inference, and something else was asked of it.
+    #[error(
+        "parameter {name} is laid out for inference ({form}): it can generate, but not be trained, merged or saved; load the model without laying it out"
+    )]
+    Prepared {
+        /// Parameter.
+        name: String,
+        /// How its values are stored.
+        form: String,
+    },
     /// A value of the wrong shape was given to a parameter.
     #[error("parameter {name} has shape {want:?}, a value of shape {got:?} was given")]
     Shape {

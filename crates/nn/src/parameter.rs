@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use phalanx_autograd::GradSlot;
 use phalanx_autograd::functions::Param;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{PreparedMatrix, Tensor};
 
 use crate::{NnError, Result};
 
@@ -16,9 +16,16 @@ pub struct Parameter(Arc<Inner>);
 struct Inner {
     name: String,
     shape: Vec<usize>,
-    value: RwLock<Option<Tensor>>,
+    value: RwLock<Option<Held>>,
     grad: GradSlot,
     trainable: AtomicBool,
+}
+
+/// What a parameter holds.
+enum Held {
+    Tensor(Tensor),
+    /// A matrix laid out for inference.
+    Prepared(PreparedMatrix),
 }
 
 impl Parameter {
@@ -71,10 +78,34 @@ impl Parameter {
     /// The value.
     ///
     /// # Errors
-    /// If it has none.
+    /// If it has none, or is laid out for inference.
     pub fn value(&self) -> Result<Tensor> {
-        let v = self.0.value.read().unwrap_or_else(|e| e.into_inner());
-        v.clone().ok_or_else(|| NnError::NoValue(self.0.name.clone()))
+        match &*self.0.value.read().unwrap_or_else(|e| e.into_inner()) {
+            Some(Held::Tensor(t)) => Ok(t.clone()),
+            Some(Held::Prepared(m)) => Err(self.prepared_error(m)),
+            None => Err(NnError::NoValue(self.0.name.clone())),
+        }
+    }
+
+    fn prepared_error(&self, m: &PreparedMatrix) -> NnError {
+        NnError::Prepared { name: self.0.name.clone(), form: m.form().to_string() }
+    }
+
+    /// The matrix laid out for inference, if it is.
+    pub fn prepared(&self) -> Option<PreparedMatrix> {
+        match &*self.0.value.read().unwrap_or_else(|e| e.into_inner()) {
+            Some(Held::Prepared(m)) => Some(m.clone()),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the value; 0 without one.
+    pub fn bytes(&self) -> usize {
+        match &*self.0.value.read().unwrap_or_else(|e| e.into_inner()) {
+            Some(Held::Tensor(t)) => t.bytes(),
+            Some(Held::Prepared(m)) => m.bytes(),
+            None => 0,
+        }
     }
 
     /// Gives it a value.
@@ -82,12 +113,21 @@ impl Parameter {
     /// # Errors
     /// If the shape is not the declared one.
     pub fn set(&self, value: Tensor) -> Result<()> {
-        if value.shape() != self.shape() {
-            return Err(NnError::Shape {
-                name: self.0.name.clone(),
-                want: self.0.shape.clone(),
-                got: value.shape().to_vec(),
-            });
+        let shape = value.shape().to_vec();
+        self.hold(&shape, Held::Tensor(value))
+    }
+
+    /// Gives it a matrix laid out for inference. From then on it can be multiplied with and read row by row by layers, nothing else.
+    ///
+    /// # Errors
+    /// If the shape is not the declared one.
+    pub fn set_prepared(&self, value: PreparedMatrix) -> Result<()> {
+        self.hold(&value.shape(), Held::Prepared(value))
+    }
+
+    fn hold(&self, shape: &[usize], value: Held) -> Result<()> {
+        if shape != self.shape() {
+            return Err(NnError::Shape { name: self.0.name.clone(), want: self.0.shape.clone(), got: shape.to_vec() });
         }
         *self.0.value.write().unwrap_or_else(|e| e.into_inner()) = Some(value);
         Ok(())
@@ -96,11 +136,12 @@ impl Parameter {
     /// Changes the value in place: `f` gets the only handle.
     ///
     /// # Errors
-    /// If it has no value, or those of `f`.
+    /// If it has no value or is laid out for inference, or those of `f`.
     pub fn update<R, E: From<NnError>>(&self, f: impl FnOnce(&mut Tensor) -> Result<R, E>) -> Result<R, E> {
         let mut v = self.0.value.write().unwrap_or_else(|e| e.into_inner());
         match v.as_mut() {
-            Some(t) => f(t),
+            Some(Held::Tensor(t)) => f(t),
+            Some(Held::Prepared(m)) => Err(self.prepared_error(m).into()),
             None => Err(NnError::NoValue(self.0.name.clone()).into()),
         }
     }

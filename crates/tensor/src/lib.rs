@@ -22,6 +22,7 @@
 mod dtype;
 mod error;
 mod pool;
+mod prepared;
 pub mod rng;
 mod runtime;
 #[allow(clippy::module_inception)]
@@ -30,6 +31,7 @@ mod tensor;
 pub use dtype::DType;
 pub use error::{Result, TensorError};
 pub use pool::{Category, Pool, PoolStats};
+pub use prepared::{PreparedMatrix, multiply_prepared};
 pub use runtime::Runtime;
 pub use tensor::{NodeId, Tensor};
 

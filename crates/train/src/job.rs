@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use phalanx_config::{Config, FinetuningType, MAX_THREADS};
 use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
-use phalanx_models::{Model, ModelConfig, check_weights, initialise, load_weights};
+use phalanx_models::{Model, ModelConfig, WeightForm, check_weights, initialise, lay_out, load_gguf, load_weights};
 use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
 use phalanx_parallel::Site;
 use phalanx_tensor::{Category, DType, Runtime};
 
 use crate::adapter::{self, LoraOptions};
+use crate::gguf::Gguf;
 use crate::{Result, TrainError, method};
 
 /// A model with what was found out about it, before or after its weights are there.
@@ -37,6 +38,9 @@ pub struct Job {
     /// The chat template trained with, once [`Job::template`] has chosen it; it is written beside the model, so that talking to the
     /// result uses the same.
     pub chat_template: std::sync::OnceLock<String>,
+    /// The file that weights come from, if `model_name_or_path` names a GGUF file. What else a folder would hold lies in a temporary one as long as
+    /// the job lives, and the configuration names that.
+    gguf: Option<Gguf>,
 }
 
 /// Whether a job will train or only use the model.
@@ -53,7 +57,7 @@ impl Job {
     ///
     /// # Errors
     /// Everything that is wrong with the model's config or the plan.
-    pub fn prepare(config: Config, purpose: Use) -> Result<Job> {
+    pub fn prepare(mut config: Config, purpose: Use) -> Result<Job> {
         let threads = config.run.threads.unwrap_or_else(|| phalanx_report::System::read().threads);
         if !(1..=MAX_THREADS).contains(&threads) {
             let why = format!("is {threads}; give 1 to {MAX_THREADS}, or leave it out for one a core");
@@ -76,6 +80,7 @@ impl Job {
                 return Err(TrainError::setting("mesh", "several ranks are not supported yet; leave it out"));
             }
         }
+        let gguf = Gguf::of(&mut config, purpose)?;
         let model_config = model_config(&config)?;
         let model = Model::new(&model_config)?;
         let sites = phalanx_parallel::sites(&model);
@@ -87,7 +92,9 @@ impl Job {
             Use::Infer => inference_plan(&config, &model_config, &sites),
         };
         // Damaged weights are found before the data is encoded.
-        if let Some(dir) = config.model.model_name_or_path.as_ref().filter(|_| !config.model.train_from_scratch) {
+        if let Some(dir) =
+            config.model.model_name_or_path.as_ref().filter(|_| !config.model.train_from_scratch && gguf.is_none())
+        {
             check_weights(&model, dir)?;
         }
         let m = &config.method;
@@ -108,6 +115,7 @@ impl Job {
             merged_adapters: vec![],
             tokenizer_dir,
             chat_template: std::sync::OnceLock::new(),
+            gguf,
             config,
         };
         job.apply_trainable(purpose);
@@ -207,7 +215,10 @@ impl Job {
             None => self.config.model.model_name_or_path.as_ref().map(PathBuf::from),
         };
         match weights {
-            Some(dir) => load_weights(&self.rt, &self.model, dir, &dtype)?,
+            Some(dir) => match &self.gguf {
+                Some(gguf) => load_gguf(&self.rt, &self.model, &gguf.file, None, &dtype)?,
+                None => load_weights(&self.rt, &self.model, dir, &dtype)?,
+            },
             None => {
                 initialise(&self.rt, &self.model, self.config.train.seed)?;
                 for p in self.model.parameters() {
@@ -219,6 +230,27 @@ impl Job {
         }
         if adapted {
             self.load_adapters(checkpoint)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Job::load`], with the matrices laid out for inference: from then on the model generates, and nothing else. Where the instruction set has
+    /// another layout for exact weights, those stay as they are.
+    ///
+    /// # Errors
+    /// As [`Job::load`].
+    pub fn load_to_generate(&mut self, form: WeightForm) -> Result<()> {
+        match &self.gguf {
+            Some(gguf) => {
+                load_gguf(&self.rt, &self.model, &gguf.file, Some(form), &|name| self.dtype_of(name))?;
+                if !self.config.model.adapter_name_or_path.is_empty() {
+                    self.load_adapters(None)?;
+                }
+            }
+            None => {
+                self.load(None)?;
+                lay_out(&self.rt, &self.model, form)?;
+            }
         }
         Ok(())
     }

@@ -26,6 +26,7 @@ pub mod disk;
 mod error;
 pub mod evaluate;
 pub mod export;
+mod gguf;
 pub mod job;
 pub mod method;
 mod model_output;

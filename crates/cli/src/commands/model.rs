@@ -16,7 +16,8 @@ pub struct Loaded {
 }
 
 pub fn load(choice: &ModelChoice) -> Result<Loaded> {
-    let mut config = if choice.model.is_file() {
+    let is_gguf = choice.model.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+    let mut config = if choice.model.is_file() && !is_gguf {
         Config::load(&choice.model, &[])?
     } else {
         Config::from_overrides(&parse_overrides(&[format!("model_name_or_path={}", choice.model.display())])?)?
@@ -52,7 +53,7 @@ pub fn load(choice: &ModelChoice) -> Result<Loaded> {
     super::configured::note_forgotten(&config);
     let mut job = Job::prepare(config, Use::Infer)?;
     let defaults = GenerationDefaults::from_folder(&job.tokenizer_dir)?;
-    job.load(None)?;
+    job.load_to_generate(choice.weights.map(Into::into).unwrap_or_default())?;
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.adapters = job.adapters.clone();
     Ok(Loaded { job, env, defaults })

@@ -117,7 +117,7 @@ fn panel<S: Simd, const N: usize>(
     let mut run = Running { max, sum, out, factor };
     for keys in key_blocks(g, first, rows) {
         // SAFETY: the pieces of `space` have the lengths asked for, the caller has checked K and V.
-        unsafe { fold::<S, N>(s, g, keys, (k, v), queries, scores, (from, to), &mut run) };
+        unsafe { fold::<S, N>(s, g, (keys, rows), (k, v), queries, scores, (from, to), &mut run) };
     }
     let Running { max, sum, out, factor: inverse } = run;
     for (i, s) in inverse.iter_mut().zip(sum.iter()) {

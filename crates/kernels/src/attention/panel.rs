@@ -121,7 +121,7 @@ pub(super) struct Running<'a> {
     pub(super) factor: &'a mut [f32],
 }
 
-/// Folds `keys` into the running softmax. `q` [D,W] holds the scaled queries, `p` [BLOCK,W] is working space.
+/// Folds `keys` into the running softmax of `rows` rows. `q` [D,W] holds the scaled queries, `p` [BLOCK,W] is working space.
 ///
 /// # Safety
 /// Slices must have the lengths given, W = N·LANES, and K and V the rows of `keys`.
@@ -129,7 +129,7 @@ pub(super) struct Running<'a> {
 pub(super) unsafe fn fold<S: Simd, const N: usize>(
     s: S,
     g: Group,
-    keys: Keys,
+    (keys, rows): (Keys, usize),
     (k, v): (&[f32], &[f32]),
     q: &[f32],
     p: &mut [f32],
@@ -142,8 +142,21 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         if N == 1 {
             prefetch(s, g, keys, k);
         }
-        let a = Left { ptr: k.as_ptr().add(at), row: stride, step: 1 };
-        product::<S, N>(s, keys.count, g.dim, a, (q.as_ptr(), w), (p.as_mut_ptr(), w), Start::Zero);
+        let few = if S::TRANSPOSES && N == 1 && g.dim.is_multiple_of(S::LANES) {
+            let (k, count) = ((k.as_ptr().add(at), stride), keys.count);
+            match rows {
+                1 => few_scores::<S, 1>(s, g.dim, count, k, q, p),
+                2 => few_scores::<S, 2>(s, g.dim, count, k, q, p),
+                3 => few_scores::<S, 3>(s, g.dim, count, k, q, p),
+                4 => few_scores::<S, 4>(s, g.dim, count, k, q, p),
+                _ => 0,
+            }
+        } else {
+            0
+        };
+        let a = Left { ptr: k.as_ptr().add(at + few * stride), row: stride, step: 1 };
+        let rest = (p.as_mut_ptr().add(few * w), w);
+        product::<S, N>(s, keys.count - few, g.dim, a, (q.as_ptr(), w), rest, Start::Zero);
         let never = s.splat(f32::NEG_INFINITY);
         for n in 0..N {
             let lane = n * S::LANES;
@@ -182,10 +195,139 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         if N == 1 {
             prefetch(s, g, keys, v);
         }
+        if N == 1 && g.dim.is_multiple_of(S::LANES) {
+            let v = v.as_ptr().add(at);
+            match rows {
+                1 => return few_rows::<S, 1>(s, g.dim, keys.count, (v, stride), p, run),
+                2 => return few_rows::<S, 2>(s, g.dim, keys.count, (v, stride), p, run),
+                3 => return few_rows::<S, 3>(s, g.dim, keys.count, (v, stride), p, run),
+                4 => return few_rows::<S, 4>(s, g.dim, keys.count, (v, stride), p, run),
+                _ => {}
+            }
+        }
         let a = Left { ptr: v.as_ptr().add(at), row: 1, step: stride };
         let start = Start::Scaled(run.factor.as_ptr());
         product::<S, N>(s, g.dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
     }
+}
+
+/// The scores of R rows, with keys in lanes, as far as whole vectors of keys go; returns for how many keys. The chains are those of [`product`].
+///
+/// # Safety
+/// `k` has `count` rows of `dim` elements, a multiple of LANES, `stride` apart; one vector of rows in `q` and `p`; the instruction set has a transpose.
+#[inline(always)]
+unsafe fn few_scores<S: Simd, const R: usize>(
+    s: S,
+    dim: usize,
+    count: usize,
+    (k, stride): (*const f32, usize),
+    q: &[f32],
+    p: &mut [f32],
+) -> usize {
+    let whole = count / 16 * 16;
+    for j in (0..whole).step_by(16) {
+        let mut sums = [s.splat(0.0); R];
+        for d in (0..dim).step_by(16) {
+            let mut rows = [s.splat(0.0); 16];
+            for (i, row) in rows.iter_mut().enumerate() {
+                // SAFETY: elements d..d + 16 of key j + i, as the caller promises.
+                *row = unsafe { s.load_ptr(k.add((j + i) * stride + d)) };
+            }
+            for (i, values) in s.transpose16(rows).into_iter().enumerate() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.fma(values, s.splat(q[(d + i) * 16 + r]), *sum);
+                }
+            }
+        }
+        let mut scores = [0f32; 16];
+        for (r, sum) in sums.into_iter().enumerate() {
+            s.store(&mut scores, 0, sum);
+            for (i, score) in scores.iter().enumerate() {
+                p[(j + i) * 16 + r] = *score;
+            }
+        }
+    }
+    whole
+}
+
+/// The last step of [`fold`] for R rows: with so few of them in lanes, vectors along D do with a fraction of the multiply-adds. The chains are the
+/// same, and so are the bits.
+///
+/// # Safety
+/// `v` has `count` rows of `dim` elements, a multiple of LANES, `stride` apart; one vector of rows in `p` and `run`.
+#[inline(always)]
+unsafe fn few_rows<S: Simd, const R: usize>(
+    s: S,
+    dim: usize,
+    count: usize,
+    (v, stride): (*const f32, usize),
+    p: &[f32],
+    run: &mut Running<'_>,
+) {
+    // SAFETY: the caller's promise; the strips lie in the rows.
+    unsafe {
+        let mut d = 0;
+        while d < dim {
+            let left = dim - d;
+            d += if S::LANES == 16 && left >= 4 * S::LANES {
+                strip::<S, R, 4>(s, d, count, (v, stride), p, run)
+            } else if left >= 2 * S::LANES {
+                strip::<S, R, 2>(s, d, count, (v, stride), p, run)
+            } else {
+                strip::<S, R, 1>(s, d, count, (v, stride), p, run)
+            };
+        }
+    }
+}
+
+/// V vectors along D of [`few_rows`], from `d` on; returns how many values they are.
+///
+/// # Safety
+/// As [`few_rows`]; the vectors lie in the rows.
+#[inline(always)]
+unsafe fn strip<S: Simd, const R: usize, const V: usize>(
+    s: S,
+    d: usize,
+    count: usize,
+    (v, stride): (*const f32, usize),
+    p: &[f32],
+    run: &mut Running<'_>,
+) -> usize {
+    let w = S::LANES;
+    let mut sums = [[s.splat(0.0); V]; R];
+    let mut column = [0f32; 16];
+    // SAFETY: the caller's promise; a vector has at most 16 values.
+    unsafe {
+        for r in 0..R {
+            for n in 0..V {
+                for (lane, x) in column.iter_mut().enumerate().take(w) {
+                    *x = run.out[(d + n * w + lane) * w + r];
+                }
+                sums[r][n] = s.mul(s.load_ptr(column.as_ptr()), s.splat(run.factor[r]));
+            }
+        }
+        for j in 0..count {
+            let mut values = [s.splat(0.0); V];
+            for n in 0..V {
+                values[n] = s.load_ptr(v.add(j * stride + d + n * w));
+            }
+            for r in 0..R {
+                let weight = s.splat(*p.get_unchecked(j * w + r));
+                for n in 0..V {
+                    sums[r][n] = s.fma(values[n], weight, sums[r][n]);
+                }
+            }
+        }
+        for r in 0..R {
+            for n in 0..V {
+                s.store_ptr(column.as_mut_ptr(), sums[r][n]);
+                for (lane, x) in column.iter().enumerate().take(w) {
+                    run.out[(d + n * w + lane) * w + r] = *x;
+                }
+            }
+        }
+    }
+    V * w
 }
 
 /// Asks for the rows of the block after `keys`. A decoding step does so little with each row that memory sets its pace, and rows of

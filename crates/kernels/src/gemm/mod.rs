@@ -10,6 +10,7 @@ mod grouped;
 mod kernel;
 mod narrow;
 pub mod plain;
+pub mod prepared;
 mod simulate;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,9 @@ pub(crate) fn amx_available() -> bool {
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::tile::avx512::pack::transpose16;
 
 pub use self::arithmetic::Arithmetic;
 use self::block::{Finish, Operand};

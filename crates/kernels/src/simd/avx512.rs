@@ -146,6 +146,11 @@ impl Simd for Avx512 {
             _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(x));
         })
     }
+    const TRANSPOSES: bool = true;
+    #[inline(always)]
+    fn transpose16(self, rows: [__m512; 16]) -> [__m512; 16] {
+        op!(crate::gemm::transpose16(rows))
+    }
     #[inline(always)]
     fn prefetch(self, p: *const f32) {
         op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))

@@ -91,6 +91,14 @@ pub(crate) trait Simd: Copy {
     /// `p` must be writable for LANES values.
     unsafe fn store_bf16_ptr(self, p: *mut bf16, v: Self::V);
 
+    /// Whether there is [`Simd::transpose16`].
+    const TRANSPOSES: bool = false;
+    /// Turns 16 registers of 16 values, as rows, into their columns.
+    #[inline(always)]
+    fn transpose16(self, _rows: [Self::V; 16]) -> [Self::V; 16] {
+        unreachable!("TRANSPOSES is false")
+    }
+
     /// Asks for the cache line at `p`, which may be any address.
     fn prefetch(self, p: *const f32);
 

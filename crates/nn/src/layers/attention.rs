@@ -5,6 +5,7 @@ use std::sync::Arc;
 use phalanx_autograd::functions::{self, AttentionSpec};
 use phalanx_tensor::Tensor;
 
+use super::linear::together;
 use super::{Linear, RmsNorm, RopeConfig};
 use crate::{Cx, Describe, Module, Result, Visitor};
 
@@ -68,9 +69,12 @@ impl Module for Attention {
     fn forward(&self, cx: &mut Cx, x: Tensor) -> Result<Tensor> {
         let c = &self.config;
         let t = x.dim(0);
-        let q_tnd = cx.call("q_proj", &self.q_proj, x.clone())?.into_shape(&[t, c.heads, c.head_dim])?;
-        let k_tkd = cx.call("k_proj", &self.k_proj, x.clone())?.into_shape(&[t, c.kv_heads, c.head_dim])?;
-        let v_tkd = cx.call("v_proj", &self.v_proj, x)?.into_shape(&[t, c.kv_heads, c.head_dim])?;
+        let projections = [("q_proj", &self.q_proj), ("k_proj", &self.k_proj), ("v_proj", &self.v_proj)];
+        let [q, k, v] = together(cx, &x, projections)?;
+        drop(x);
+        let q_tnd = q.into_shape(&[t, c.heads, c.head_dim])?;
+        let k_tkd = k.into_shape(&[t, c.kv_heads, c.head_dim])?;
+        let v_tkd = v.into_shape(&[t, c.kv_heads, c.head_dim])?;
         let q_tnd = match &self.q_norm {
             Some(norm) => cx.call("q_norm", norm, q_tnd)?,
             None => q_tnd,

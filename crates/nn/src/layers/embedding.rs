@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_autograd::functions;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Category, DType, Tensor};
 
 use crate::{Cx, Describe, Parameter, Result, Visitor};
 
@@ -28,6 +28,12 @@ impl Embedding {
     /// # Errors
     /// If an id has no row, or memory runs out.
     pub fn forward(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
+        if let Some(table) = self.weight.prepared().filter(|_| cx.tape.is_none()) {
+            let rt = cx.rt();
+            let mut rows = rt.empty(&[ids.len(), table.shape()[1]], DType::F32, Category::Activations)?;
+            table.gather(ids, rows.f32_mut()?)?;
+            return Ok(rows);
+        }
         let param = self.weight.param()?;
         let (rt, tape) = cx.parts();
         Ok(functions::embedding(rt, tape, ids, param)?)

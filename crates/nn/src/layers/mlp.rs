@@ -7,6 +7,7 @@ use phalanx_kernels::glu::Act;
 use phalanx_tensor::Tensor;
 
 use super::Linear;
+use super::linear::together;
 use crate::{Cx, Describe, Module, Result, Visitor};
 
 /// Sizes and options of a [`GatedMlp`].
@@ -46,8 +47,8 @@ impl GatedMlp {
 impl Module for GatedMlp {
     /// x [T, H] → [T, H]
     fn forward(&self, cx: &mut Cx, x: Tensor) -> Result<Tensor> {
-        let gate = cx.call("gate_proj", &self.gate_proj, x.clone())?;
-        let up = cx.call("up_proj", &self.up_proj, x)?;
+        let [gate, up] = together(cx, &x, [("gate_proj", &self.gate_proj), ("up_proj", &self.up_proj)])?;
+        drop(x);
         let (rt, tape) = cx.parts();
         let h = functions::glu(rt, tape, self.act, &gate, &up)?;
         cx.call("down_proj", &self.down_proj, h)

@@ -29,7 +29,7 @@ pub fn run(a: &BenchDecode) -> Result<Outcome> {
         .parameters()
         .iter()
         .filter(|p| job.model.config().tie_word_embeddings || !p.name().contains("embed_tokens"))
-        .map(|p| p.value().map_or(0, |v| v.bytes()))
+        .map(|p| p.bytes())
         .sum();
     record(dev, &a.profiling);
     let vocab = job.model.config().vocab_size as u32;
