@@ -115,7 +115,7 @@ fn linear_with_bias_and_factor() {
                     rt,
                     Some(tape),
                     g.x(0),
-                    LinearSpec { weight: g.p(1), bias: Some(g.p(2)), alpha, arithmetic: Arithmetic::F32 },
+                    LinearSpec { weight: g.p(1), bias: Some(g.p(2)), alpha, arithmetic: Arithmetic::F32, scales: None },
                 )
                 .unwrap()
             },
@@ -129,7 +129,8 @@ fn linear_with_bias_and_factor() {
         "linear without bias, twice into one slot",
         &[arg(X, &[4, 6], 4), arg(Trained, &[6, 6], 5)],
         |rt, tape, g| {
-            let spec = || LinearSpec { weight: g.p(1), bias: None, alpha: 0.5, arithmetic: Arithmetic::F32 };
+            let spec =
+                || LinearSpec { weight: g.p(1), bias: None, alpha: 0.5, arithmetic: Arithmetic::F32, scales: None };
             let h = linear(rt, Some(tape), g.x(0), spec()).unwrap();
             linear(rt, Some(tape), &h, spec()).unwrap()
         },
@@ -206,7 +207,13 @@ fn values_that_are_rebuilt() {
             arg(Trained, &[8, 6], 5),
         ],
         |rt, tape, g| {
-            let spec = |i: usize| LinearSpec { weight: g.p(i), bias: None, alpha: 1.0, arithmetic: Arithmetic::F32 };
+            let spec = |i: usize| LinearSpec {
+                weight: g.p(i),
+                bias: None,
+                alpha: 1.0,
+                arithmetic: Arithmetic::F32,
+                scales: None,
+            };
             let n = rms_norm(rt, Some(tape), g.x(0), g.p(1), 1e-5).unwrap();
             let gate = linear(rt, Some(tape), &n, spec(2)).unwrap();
             let up = linear(rt, Some(tape), &n, spec(3)).unwrap();
@@ -449,8 +456,13 @@ fn a_tied_head_gets_the_sum_of_both_uses() {
         |rt, tape, g| {
             let x = embedding(rt, Some(tape), &ids, g.p(0)).unwrap();
             let n = rms_norm(rt, Some(tape), &x, g.p(1), 1e-5).unwrap();
-            let spec =
-                HeadSpec { weight: g.p(0), targets: Arc::clone(&targets), chunk_bytes: 1, arithmetic: Arithmetic::F32 };
+            let spec = HeadSpec {
+                weight: g.p(0),
+                targets: Arc::clone(&targets),
+                chunk_bytes: 1,
+                arithmetic: Arithmetic::F32,
+                scales: None,
+            };
             linear_cross_entropy(rt, Some(tape), &n, spec).unwrap().loss
         },
         |a| {
@@ -466,7 +478,8 @@ fn a_fused_loss_refuses_another_upstream_factor() {
     let mut tape = Tape::new();
     let x = tape.input(rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap());
     let weight = Param { value: rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), grad: None };
-    let spec = HeadSpec { weight, targets: Arc::from([1, 2]), chunk_bytes: 1, arithmetic: Arithmetic::F32 };
+    let spec =
+        HeadSpec { weight, targets: Arc::from([1, 2]), chunk_bytes: 1, arithmetic: Arithmetic::F32, scales: None };
     let out = linear_cross_entropy(&rt, Some(&mut tape), &x, spec).unwrap();
     let half = rt.from_f32(&[1], &[0.5], Category::Activations).unwrap();
     let e = tape.backward(&rt, &out.loss, half).map(|_| ()).unwrap_err();
@@ -479,9 +492,13 @@ fn frozen_parts_leave_nothing_on_the_tape() {
     let mut tape = Tape::new();
     let x = rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap();
     let w = Param { value: rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), grad: None };
-    let y =
-        linear(&rt, Some(&mut tape), &x, LinearSpec { weight: w, bias: None, alpha: 1.0, arithmetic: Arithmetic::F32 })
-            .unwrap();
+    let y = linear(
+        &rt,
+        Some(&mut tape),
+        &x,
+        LinearSpec { weight: w, bias: None, alpha: 1.0, arithmetic: Arithmetic::F32, scales: None },
+    )
+    .unwrap();
     assert!(tape.is_empty() && !tape.tracks(&y));
     let seed = rt.zeros(&[2, 4], Category::Activations).unwrap();
     assert!(matches!(tape.backward(&rt, &y, seed), Err(AutogradError::NotRecorded)));

@@ -480,6 +480,9 @@ pub enum Exactness {
     /// 8 bits with block scales, multiplied as integers
     #[value(name = "int8_block")]
     Int8Block,
+    /// FP8 with one scale a tensor, from earlier steps (simulated)
+    #[value(name = "fp8_delayed")]
+    Fp8Delayed,
     /// FP8 with one scale a tensor (simulated)
     #[value(name = "fp8_tensorwise")]
     Fp8Tensorwise,
@@ -501,6 +504,7 @@ impl From<Exactness> for phalanx_parallel::Exactness {
             Exactness::Bf16x2 => Self::Bf16x2,
             Exactness::Bf16 => Self::Bf16,
             Exactness::Int8Block => Self::Int8Block,
+            Exactness::Fp8Delayed => Self::Fp8Delayed,
             Exactness::Fp8Tensorwise => Self::Fp8Tensorwise,
             Exactness::Fp8Blockwise => Self::Fp8Blockwise,
             Exactness::Mxfp8 => Self::Mxfp8,

@@ -41,7 +41,13 @@ impl Device {
     }
 
     fn build(isa: Isa, team: Team) -> Device {
-        Device { isa, scratch: Scratch::new(team.threads()), team, tuning: Tuning::installed(), profiler: Profiler::default() }
+        Device {
+            isa,
+            scratch: Scratch::new(team.threads()),
+            team,
+            tuning: Tuning::installed(),
+            profiler: Profiler::default(),
+        }
     }
 
     /// The instruction set in use.

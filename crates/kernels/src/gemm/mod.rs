@@ -30,8 +30,8 @@ pub use self::grouped::{Grouped, grouped};
 pub use self::kernel::Blocking;
 use self::kernel::{Product, run};
 use self::tile::{BLOCK, int8};
-pub use crate::lowp::Operand as Role;
 use crate::error::{bad_shape, check_len};
+pub use crate::lowp::Operand as Role;
 use crate::profile::{self, Cost, Shape, bytes_of};
 use crate::team::SendPtr;
 use crate::{Device, Mat, Result};
@@ -64,6 +64,9 @@ pub struct Gemm<'a> {
     /// What A and B are in a linear layer. Only block recipes care: a weight shares its scales over square blocks, so that it is rounded to
     /// the same values whichever way it is read, and gradients may have a format of their own.
     pub roles: [Role; 2],
+    /// Scales of A and B that are known beforehand, for a recipe with delayed scaling; `None` takes the operand's own magnitude. No other
+    /// arithmetic looks at them.
+    pub scales: [Option<f32>; 2],
 }
 
 impl<'a> Gemm<'a> {
@@ -83,6 +86,7 @@ impl<'a> Gemm<'a> {
             bias: None,
             arithmetic,
             roles: [Role::Activation, Role::Weight],
+            scales: [None; 2],
         }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
@@ -109,6 +113,10 @@ impl<'a> Gemm<'a> {
     /// Permits a less exact product.
     pub fn arithmetic(self, arithmetic: Arithmetic) -> Self {
         Gemm { arithmetic, ..self }
+    }
+    /// Scales of A and B that are known beforehand.
+    pub fn scales(self, scales: [Option<f32>; 2]) -> Self {
+        Gemm { scales, ..self }
     }
     /// Adds a bias of length N to every row.
     pub fn bias(self, bias: Option<&'a [f32]>) -> Self {

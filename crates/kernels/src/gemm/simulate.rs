@@ -4,8 +4,8 @@
 
 use std::borrow::Cow;
 
-use super::{Arithmetic, Blocking, Gemm, Role, gemm_blocked};
-use crate::lowp::{Recipe, Rounding, fake_quantise};
+use super::{Arithmetic, Blocking, Gemm, gemm_blocked};
+use crate::lowp::{Recipe, Rounding, Spec, fake_quantise};
 use crate::{Device, Mat, Result, elementwise};
 
 /// [`gemm_blocked`](super::gemm_blocked) with operands rounded as `recipe` says.
@@ -18,20 +18,17 @@ pub(super) fn gemm(dev: &Device, g: &Gemm<'_>, recipe: Recipe, c: &mut [f32], by
     // A is summed over its columns unless it is stored transposed, B the other way round.
     let a_rows = if g.a_trans { g.k } else { g.m };
     let b_rows = if g.b_trans { g.n } else { g.k };
-    round(dev, &g.a, g.roles[0], recipe, (a_rows, !g.a_trans), a)?;
-    round(dev, &g.b, g.roles[1], recipe, (b_rows, g.b_trans), b)?;
+    let spec = |i: usize| {
+        let spec = recipe.spec(g.roles[i]);
+        // A recipe without history has tiles of its own, which one known scale would not fit.
+        g.scales[i].filter(|_| recipe.has_history()).map_or(spec, |scale| spec.with_scale(scale))
+    };
+    round(dev, &g.a, spec(0), (a_rows, !g.a_trans), a)?;
+    round(dev, &g.b, spec(1), (b_rows, g.b_trans), b)?;
     gemm_blocked(dev, &Gemm { a: Mat::F32(a), b: Mat::F32(b), arithmetic: Arithmetic::F32, ..*g }, c, by)
 }
 
-fn round(
-    dev: &Device,
-    x: &Mat<'_>,
-    role: Role,
-    recipe: Recipe,
-    (rows, over_columns): (usize, bool),
-    out: &mut [f32],
-) -> Result<()> {
-    let spec = recipe.spec(role);
+fn round(dev: &Device, x: &Mat<'_>, spec: Spec, (rows, over_columns): (usize, bool), out: &mut [f32]) -> Result<()> {
     let spec = if over_columns { spec } else { spec.summed_over_rows() };
     let wide = match x {
         Mat::F32(x) => Cow::Borrowed(*x),

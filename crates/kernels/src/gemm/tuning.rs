@@ -67,9 +67,11 @@ impl fmt::Display for Unit {
 impl FromStr for Unit {
     type Err = String;
     fn from_str(s: &str) -> std::result::Result<Unit, String> {
-        NAMES.iter().find(|(name, _)| *name == s).map(|(_, u)| *u).ok_or_else(|| {
-            format!("\"{s}\" is none of the units {}", NAMES.map(|(name, _)| name).join(", "))
-        })
+        NAMES
+            .iter()
+            .find(|(name, _)| *name == s)
+            .map(|(_, u)| *u)
+            .ok_or_else(|| format!("\"{s}\" is none of the units {}", NAMES.map(|(name, _)| name).join(", ")))
     }
 }
 
@@ -116,12 +118,7 @@ const WORTH: f64 = 1.01;
 ///
 /// # Errors
 /// If memory for the operands runs out.
-pub fn tune(
-    dev: &Device,
-    arithmetic: Arithmetic,
-    patience: Duration,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Tuned> {
+pub fn tune(dev: &Device, arithmetic: Arithmetic, patience: Duration, progress: &mut dyn FnMut(&str)) -> Result<Tuned> {
     search(&mut Bench::new(dev, arithmetic, patience, SHAPES)?, progress)
 }
 
@@ -191,11 +188,8 @@ impl<'d> Bench<'d> {
             unsafe { std::slice::from_raw_parts_mut(buf.as_ptr().cast::<f32>(), bytes / 4) }.fill(fill);
             Ok::<_, KernelError>(buf)
         };
-        let operands = [
-            room(most(|m, _, k| m * k), 0.5)?,
-            room(most(|_, n, k| n * k), 0.25)?,
-            room(most(|m, n, _| m * n), 0.0)?,
-        ];
+        let operands =
+            [room(most(|m, _, k| m * k), 0.5)?, room(most(|_, n, k| n * k), 0.25)?, room(most(|m, n, _| m * n), 0.0)?];
         Ok(Bench { dev, arithmetic, patience, shapes, operands })
     }
 

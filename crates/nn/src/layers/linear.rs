@@ -38,6 +38,7 @@ impl Module for Linear {
             bias: self.bias.as_ref().map(Parameter::param).transpose()?,
             alpha: 1.0,
             arithmetic: cx.arithmetic(),
+            scales: cx.scales(),
         };
         let adapter = cx.adapter();
         let dropout = adapter.as_ref().filter(|a| cx.env().training && a.dropout > 0.0).map(|a| a.dropout);
@@ -51,9 +52,9 @@ impl Module for Linear {
         };
         // The adapter is small and carries all that is learnt: its products stay exact.
         let arithmetic = Arithmetic::F32;
-        let a = LinearSpec { weight: lora.a.param()?, bias: None, alpha: 1.0, arithmetic };
+        let a = LinearSpec { weight: lora.a.param()?, bias: None, alpha: 1.0, arithmetic, scales: None };
         let low = functions::linear(rt, tape.as_deref_mut(), &x, a)?;
-        let b = LinearSpec { weight: lora.b.param()?, bias: None, alpha: lora.scale, arithmetic };
+        let b = LinearSpec { weight: lora.b.param()?, bias: None, alpha: lora.scale, arithmetic, scales: None };
         let delta = functions::linear(rt, tape.as_deref_mut(), &low, b)?;
         Ok(functions::add(rt, tape, &y, &delta)?)
     }
