@@ -28,10 +28,12 @@
 mod error;
 pub mod functions;
 mod grad_slot;
+mod layer_scales;
 mod saved;
 mod tape;
 
 pub use error::{AutogradError, Result};
 pub use grad_slot::GradSlot;
+pub use layer_scales::LayerScales;
 pub use saved::{Recipe, Saved};
 pub use tape::{Function, Gradients, Tape};

@@ -511,6 +511,9 @@ pub enum Exactness {
     /// The same with gradients rounded at random
     #[value(name = "int8_block_stochastic")]
     Int8BlockStochastic,
+    /// FP8 with one scale a tensor, from earlier steps (simulated)
+    #[value(name = "fp8_delayed")]
+    Fp8Delayed,
     /// FP8 with one scale a tensor (simulated)
     #[value(name = "fp8_tensorwise")]
     Fp8Tensorwise,
@@ -533,6 +536,7 @@ impl From<Exactness> for phalanx_parallel::Exactness {
             Exactness::Bf16 => Self::Bf16,
             Exactness::Int8Block => Self::Int8Block,
             Exactness::Int8BlockStochastic => Self::Int8BlockStochastic,
+            Exactness::Fp8Delayed => Self::Fp8Delayed,
             Exactness::Fp8Tensorwise => Self::Fp8Tensorwise,
             Exactness::Fp8Blockwise => Self::Fp8Blockwise,
             Exactness::Mxfp8 => Self::Mxfp8,

@@ -195,7 +195,7 @@ impl<'m> Generator<'m> {
             return Ok(vec![]);
         }
         let hidden = self.pick_rows(hidden, &last)?;
-        let logits = logits(&self.env.rt, self.model, &hidden)?;
+        let logits = logits(&self.env.rt, self.model, &hidden, self.env.plan.arithmetic("lm_head"))?;
         self.choose(&logits, &last, on_token)
     }
 

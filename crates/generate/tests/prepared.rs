@@ -1,6 +1,7 @@
 //! Models laid out for generation: exact ones give the bits of plain tensors; rounded ones stay near what their weights stand for, and their bits
 //! do not depend on the batch, the cut of the prompts or the threads.
 
+use phalanx_nn::Arithmetic;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -83,7 +84,7 @@ fn all_logits(model: &Model, rt: &Runtime) -> Vec<f32> {
     let env = Env::new(rt.clone(), Batch::causal(&[40]));
     let ids: Arc<[u32]> = (0..40u32).map(|t| t * 17 % VOCAB as u32).collect();
     let hidden = model.hidden(&mut Cx::eval(&env), &ids).unwrap();
-    rt.to_vec(&logits(rt, model, &hidden).unwrap()).unwrap()
+    rt.to_vec(&logits(rt, model, &hidden, Arithmetic::F32).unwrap()).unwrap()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_autograd::functions::{self, HeadSpec, LossOutput};
-use phalanx_kernels::gemm::{Gemm, gemm};
+use phalanx_kernels::gemm::{Arithmetic, Gemm, gemm};
 use phalanx_nn::{Cx, Describe, Parameter, Visitor};
 use phalanx_tensor::{Category, DType, Runtime, Tensor, multiply_prepared};
 
@@ -92,18 +92,18 @@ pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) 
     Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)
 }
 
-/// Logits [R, V] of hidden rows [R, H].
+/// Logits [R, V] of hidden rows [R, H], as exact as `arithmetic` has the head's product (weights that are laid out for generation have their own).
 ///
 /// # Errors
 /// If memory runs out.
-pub fn logits(rt: &Runtime, model: &Model, hidden: &Tensor) -> Result<Tensor> {
+pub fn logits(rt: &Runtime, model: &Model, hidden: &Tensor, arithmetic: Arithmetic) -> Result<Tensor> {
     if let Some(w) = model.head().prepared() {
         return Ok(multiply_prepared(rt, hidden, &[(&w, None)])?.remove(0));
     }
     let w = model.head().value()?;
     let (rows, v, h) = (hidden.dim(0), w.dim(0), w.dim(1));
     let mut out = rt.empty(&[rows, v], DType::F32, Category::Workspace)?;
-    let call = Gemm::nt(rows, v, h, hidden.mat(), w.mat());
+    let call = Gemm::nt(rows, v, h, hidden.mat(), w.mat()).arithmetic(arithmetic);
     gemm(rt.device(), &call, out.f32_mut()?).map_err(phalanx_tensor::TensorError::from)?;
     Ok(out)
 }

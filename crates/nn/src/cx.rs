@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use phalanx_autograd::{Tape, functions};
+use phalanx_autograd::Tape;
+use phalanx_autograd::functions::{self, PassScales};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{Runtime, Tensor};
 
 use crate::layers::RopeTables;
 use crate::recompute;
-use crate::{AdapterSet, Arithmetic, Batch, KvCache, LowRank, Module, ResolvedPlan, Result};
+use crate::{AdapterSet, Arithmetic, Batch, DelayedScales, KvCache, LowRank, Module, ResolvedPlan, Result};
 
 /// What stays the same during one forward and backward pass.
 #[derive(Clone)]
@@ -21,6 +22,8 @@ pub struct Env {
     pub plan: Arc<ResolvedPlan>,
     /// Low-rank adapters in force.
     pub adapters: Arc<AdapterSet>,
+    /// Delayed scales of linear layers, for a plan with `fp8_delayed`.
+    pub scales: Arc<DelayedScales>,
     /// Whether dropout is on.
     pub training: bool,
     /// Seed of all randomness of the pass.
@@ -44,6 +47,7 @@ impl Env {
             batch,
             plan: Arc::default(),
             adapters: Arc::default(),
+            scales: Arc::default(),
             training: false,
             seed: 0,
             moment: 0,
@@ -71,17 +75,19 @@ pub struct Cx {
     pub(crate) tape: Option<Tape>,
     /// Keys and values of earlier tokens, when generating.
     kv_cache: Option<Box<dyn KvCache>>,
+    /// Whether the pass is part of a training step, also where it goes without a tape.
+    trains: bool,
 }
 
 impl Cx {
     /// A pass that records nothing.
     pub fn eval(env: &Env) -> Cx {
-        Cx { env: Arc::new(env.clone()), path: String::new(), tape: None, kv_cache: None }
+        Cx { env: Arc::new(env.clone()), path: String::new(), tape: None, kv_cache: None, trains: false }
     }
 
     /// A pass that is recorded for backward.
     pub fn train(env: &Env) -> Cx {
-        Cx { tape: Some(Tape::new()), ..Cx::eval(env) }
+        Cx { tape: Some(Tape::new()), trains: true, ..Cx::eval(env) }
     }
 
     /// A pass over new tokens whose predecessors lie in a cache. [`Cx::into_kv_cache`] gives it back.
@@ -89,8 +95,9 @@ impl Cx {
         Cx { kv_cache: Some(cache), ..Cx::eval(env) }
     }
 
+    /// The second run of a recompute region, somewhere inside a training step.
     pub(crate) fn at(env: Arc<Env>, path: String, tape: Option<Tape>) -> Cx {
-        Cx { env, path, tape, kv_cache: None }
+        Cx { env, path, tape, kv_cache: None, trains: true }
     }
 
     /// The cache, after the pass.
@@ -140,6 +147,12 @@ impl Cx {
             let [low, high, ..] = self.stream("gradient_rounding").block(0);
             u64::from(low) | u64::from(high) << 32
         })
+    }
+
+    /// The delayed scales of the module in scope, if it has any.
+    pub fn scales(&self) -> Option<PassScales> {
+        let layer = self.env.scales.by_path.get(&self.path)?;
+        Some(PassScales { layer: Arc::clone(layer), observe: self.trains })
     }
 
     /// Randomness of the module in scope in this micro-batch.

@@ -27,6 +27,7 @@
 mod adapter;
 mod batch;
 mod cx;
+mod delayed;
 mod error;
 pub mod init;
 pub mod layers;
@@ -38,6 +39,7 @@ mod settings;
 pub use adapter::{AdapterSet, LowRank};
 pub use batch::{Batch, KvCache};
 pub use cx::{Cx, Env};
+pub use delayed::DelayedScales;
 pub use error::{NnError, Result};
 pub use module::{Describe, Module, Visitor, Walk, parameters, walk};
 pub use parameter::Parameter;

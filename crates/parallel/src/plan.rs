@@ -34,7 +34,10 @@ pub enum Exactness {
     /// The same, with gradients rounded at random.
     #[serde(rename = "int8_block_stochastic")]
     Int8BlockStochastic,
-    /// FP8 with one scale a tensor, simulated: operands are rounded, products are f32.
+    /// FP8 with one scale a tensor that follows from its magnitudes in earlier steps, simulated: operands are rounded, products are f32.
+    #[serde(rename = "fp8_delayed")]
+    Fp8Delayed,
+    /// FP8 with one scale a tensor, from its own magnitude, simulated.
     #[serde(rename = "fp8_tensorwise")]
     Fp8Tensorwise,
     /// FP8 with block scales, simulated.
@@ -65,6 +68,7 @@ impl From<Exactness> for Arithmetic {
             Exactness::Bf16x2 => Arithmetic::Bf16x2,
             Exactness::Bf16 => Arithmetic::Bf16,
             Exactness::Int8Block | Exactness::Int8BlockStochastic => Arithmetic::Int8Block,
+            Exactness::Fp8Delayed => Arithmetic::Simulated(Recipe::Fp8Delayed),
             Exactness::Fp8Tensorwise => Arithmetic::Simulated(Recipe::Fp8Tensorwise),
             Exactness::Fp8Blockwise => Arithmetic::Simulated(Recipe::Fp8Blockwise),
             Exactness::Mxfp8 => Arithmetic::Simulated(Recipe::Mxfp8),

@@ -3,7 +3,7 @@
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::{Arithmetic, Env};
+use phalanx_nn::{Arithmetic, DelayedScales, Env};
 use phalanx_parallel::{Exactness, Precision};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
@@ -143,6 +143,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     };
     let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
     let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head"), Arithmetic::from).to_string();
+    env.scales = DelayedScales::new(&model, &resolved).into();
     env.plan = resolved.into();
     let (mut times, mut losses) = (vec![], vec![]);
     let (mut asked_before, profiler) = (0, rt.device().profiler());
@@ -160,6 +161,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         let _optimizer = profiler.phase("optimizer");
         let norm = optimizer.grad_norm(rt)? / n;
         optimizer.step(rt, 1e-4, (clip_factor(norm, 1.0) / n) as f32)?;
+        env.scales.commit();
         if i >= o.warmup {
             times.push(start.elapsed().as_secs_f64());
         }

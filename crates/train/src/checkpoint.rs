@@ -1,7 +1,7 @@
 //! Checkpoints: everything a run needs to go on as if nothing had happened, in one folder that appears at once.
 //!
 //! `checkpoint-N/` holds Hugging Face files (the exact f32 weights, or the adapter), the tokenizer, `optimizer.safetensors`,
-//! `trainer_state.json` and `phalanx_state.json` (counters, sample stream, configuration). It is written under a temporary name,
+//! `delayed_scales.safetensors` (with the recipe `fp8_delayed`), `trainer_state.json` and `phalanx_state.json` (counters, sample stream, configuration). It is written under a temporary name,
 //! flushed, and renamed: a run killed at any moment leaves the last complete one.
 
 use std::collections::BTreeMap;
@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use phalanx_data::StreamState;
 use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder, atomic};
+use phalanx_kernels::lowp::Operand;
+use phalanx_nn::DelayedScales;
 use phalanx_tensor::{Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -134,7 +136,7 @@ pub fn check_files(dir: &Path) -> Result<()> {
         path: dir.to_path_buf(),
         why: format!("damaged: {e}"),
     };
-    for name in ["optimizer.safetensors", "adapter_model.safetensors"] {
+    for name in ["optimizer.safetensors", "adapter_model.safetensors", SCALES_FILE] {
         let path = dir.join(name);
         if path.exists() {
             WeightFolder::open_file(&path).map_err(damaged)?;
@@ -201,6 +203,75 @@ pub fn read_optimizer(dir: &Path, optimizer: &mut AdamW) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// File of the magnitudes that delayed scales follow from.
+pub const SCALES_FILE: &str = "delayed_scales.safetensors";
+
+/// Writes the delayed scales of every layer into `dir`: the magnitudes of each operand, oldest first, and the scale. Without such layers
+/// there is no file.
+///
+/// # Errors
+/// If the disk refuses.
+pub fn write_scales(dir: &Path, scales: &DelayedScales) -> Result<()> {
+    let mut tensors: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (path, layer) in &scales.by_path {
+        for operand in Operand::ALL {
+            let (history, at) = (layer.history(operand), format!("{path}/{}", operand.name()));
+            // An empty history is one that is not listed.
+            if history.amaxes().len() > 0 {
+                tensors.insert(format!("{at}/amaxes"), history.amaxes().collect());
+            }
+            tensors.extend(history.scale().map(|scale| (format!("{at}/scale"), vec![scale])));
+        }
+    }
+    if tensors.is_empty() {
+        return Ok(());
+    }
+    let specs =
+        tensors.iter().map(|(name, values)| TensorSpec::new(name.clone(), Dtype::F32, [values.len()])).collect();
+    SafetensorsWriter::new(specs)?
+        .write_file(dir.join(SCALES_FILE), |spec, sink| sink.write_f32(&tensors[spec.name.as_str()]))?;
+    Ok(())
+}
+
+/// Reads delayed scales back. Operands that the checkpoint knows nothing of (it was written with other arithmetic) begin with an empty
+/// history; gives the number of layers of which nothing was found.
+///
+/// # Errors
+/// If the file is damaged.
+pub fn read_scales(dir: &Path, scales: &DelayedScales) -> Result<usize> {
+    let path = dir.join(SCALES_FILE);
+    if scales.by_path.is_empty() || !path.exists() {
+        return Ok(scales.by_path.len());
+    }
+    let folder = WeightFolder::open_file(&path)?;
+    let read = |name: String, usable: fn(f32) -> bool| -> Result<Vec<f32>> {
+        if !folder.contains(&name) {
+            return Ok(vec![]);
+        }
+        let values = folder.get(&name)?.to_f32()?;
+        match values.iter().find(|&&v| !usable(v)) {
+            None => Ok(values),
+            Some(v) => {
+                let why = format!("damaged: {name} holds {v}; go on from the checkpoint before");
+                Err(TrainError::Checkpoint { path: path.clone(), why })
+            }
+        }
+    };
+    let mut without = 0;
+    for (place, layer) in &scales.by_path {
+        let mut found = false;
+        for operand in Operand::ALL {
+            let at = format!("{place}/{}", operand.name());
+            let amaxes = read(format!("{at}/amaxes"), |v| v.is_finite() && v >= 0.0)?;
+            let scale = read(format!("{at}/scale"), |v| v.is_normal() && v > 0.0)?;
+            found |= !amaxes.is_empty();
+            layer.restore(operand, &amaxes, scale.first().copied());
+        }
+        without += usize::from(!found);
+    }
+    Ok(without)
 }
 
 /// Copies tokenizer and generation files from `from` into `to`; those that are not there are skipped.

@@ -3,6 +3,7 @@
 //! Adapters are merged in f32. Before anything is shipped, the merged model must give the adapted model's logits, and after rounding
 //! to the stored type it must differ from the base: an export that silently drops the training is refused.
 
+use phalanx_nn::Arithmetic;
 use std::path::Path;
 
 use phalanx_formats::atomic;
@@ -39,7 +40,7 @@ fn probe_logits(job: &Job, adapted: bool) -> Result<Vec<f32>> {
         env.adapters = job.adapters.clone();
     }
     let hidden = job.model.hidden(&mut Cx::eval(&env), &ids.as_slice().into())?;
-    Ok(job.rt.to_vec(&logits(&job.rt, &job.model, &hidden)?)?)
+    Ok(job.rt.to_vec(&logits(&job.rt, &job.model, &hidden, Arithmetic::F32)?)?)
 }
 
 /// Merges the job's adapters into its model (in place) and writes the folder, atomically.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use phalanx_formats::atomic;
 
+use crate::checkpoint::SCALES_FILE;
 use crate::{Result, TrainError};
 
 /// Takes away a model that an earlier run left in the output folder, its configuration first: at no moment of a kill do files of two
@@ -26,7 +27,7 @@ pub(crate) fn clear(dir: &Path) -> Result<()> {
 
 /// Copies model files of a checkpoint into the output folder, each atomically, the configuration last.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
-    let not_model = ["optimizer.safetensors", "trainer_state.json", "phalanx_state.json"];
+    let not_model = ["optimizer.safetensors", SCALES_FILE, "trainer_state.json", "phalanx_state.json"];
     let entries = std::fs::read_dir(from).map_err(TrainError::io(from))?;
     let mut paths = entries.map(|e| Ok(e.map_err(TrainError::io(from))?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort_by_key(|p| p.file_name().is_some_and(|n| n == "config.json" || n == "adapter_config.json"));

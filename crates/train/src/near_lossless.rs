@@ -10,9 +10,11 @@
 //! The model reads bytes: four blocks of width 256, heads of 64, a gated unit of 768; every K is a multiple of 128 or more than one
 //! block of scales long.
 
+use std::sync::Arc;
+
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::Env;
+use phalanx_nn::{DelayedScales, Env};
 use phalanx_parallel::{Exactness, Plan};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{Category, DType, Runtime};
@@ -153,7 +155,8 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, (recipe, nudged): (Exactness, 
     let mut optimizer = AdamW::new(rt, &model.parameters(), &|_| DType::F32, options)?;
     let plan = Plan { arithmetic: vec![("**".into(), recipe)], ..Plan::default() };
     let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
-    let resolved = std::sync::Arc::new(resolved);
+    let scales = Arc::new(DelayedScales::new(&model, &resolved));
+    let resolved = Arc::new(resolved);
     let warmup = o.steps as u64 / 10;
     let shape = Shape::Cosine { cycles: 0.5, min_ratio: 0.1 };
     let schedule = Schedule { lr: o.lr, warmup_steps: warmup, total_steps: o.steps as u64, shape };
@@ -173,10 +176,12 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, (recipe, nudged): (Exactness, 
         let mut env = Env::new(rt.clone(), layout(&batch));
         (env.seed, env.moment) = (seed, step as u64);
         env.plan = resolved.clone();
+        env.scales = scales.clone();
         let loss = forward_backward(&model, &env, &batch)?;
         let n = loss.count.max(1) as f64;
         let norm = optimizer.grad_norm(rt)? / n;
         optimizer.step(rt, schedule.at(step as u64) as f32, (clip_factor(norm, 1.0) / n) as f32)?;
+        scales.commit();
         out.push(loss.mean());
     }
     Ok(out)
@@ -195,14 +200,15 @@ mod tests {
             batch: 2,
             seq: 32,
             lr: 2e-3,
-            recipes: vec![Exactness::F32, Exactness::Int8Block],
+            recipes: vec![Exactness::F32, Exactness::Int8Block, Exactness::Fp8Delayed],
         };
         let mut runs = Vec::new();
         let found = verify(&Runtime::new(2), &text, &o, &mut |r| runs.push(r.to_owned())).unwrap();
-        assert_eq!((found.len(), runs.len()), (6, 8));
+        assert_eq!((found.len(), runs.len()), (8, 10));
         assert!(found[..2].iter().all(|f| f.recipe == "control" && f.error_max > 0.0 && f.error_max < 1e-4));
         assert!(found[2..4].iter().all(|f| f.recipe == "f32" && f.error_max == 0.0 && f.pass));
-        assert!(found[4..].iter().all(|f| f.recipe == "int8_block" && f.error_max > 0.0 && f.error_max < 0.02));
+        assert!(found[4..6].iter().all(|f| f.recipe == "int8_block" && f.error_max > 0.0 && f.error_max < 0.02));
+        assert!(found[6..].iter().all(|f| f.recipe == "fp8_delayed" && f.error_max > 0.0 && f.error_max < 0.05));
         assert!(found[0].seed_spread > 0.0 && found[0].loss < 5.0);
         let short = verify(&Runtime::new(1), b"abc", &o, &mut |_| ()).unwrap_err();
         assert!(short.to_string().contains("3 bytes"), "{short}");

@@ -3,6 +3,7 @@
 //! The layout is that of `testkit/fixtures/golden/make_golden.py`: a model, a batch, and what `transformers` and PyTorch computed
 //! for it: logits, loss, every gradient, eight clipped AdamW steps, a greedy continuation.
 
+use phalanx_nn::Arithmetic;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -94,7 +95,7 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
     }
     let ids: Arc<[u32]> = packed.ids.as_slice().into();
     let hidden = model.hidden(&mut Cx::eval(&env), &ids)?;
-    let got = logits(rt, &model, &hidden)?;
+    let got = logits(rt, &model, &hidden, Arithmetic::F32)?;
     let (got, v) = (got.f32()?, config.vocab_size);
     let (mut logits_abs, mut at) = (0f64, 0);
     for (i, &n) in rows.iter().enumerate() {
@@ -196,7 +197,7 @@ fn greedy(rt: &Runtime, model: &Model, prompt: &[u32], n: usize) -> Result<Vec<u
     for _ in 0..n {
         let env = Env::new(rt.clone(), phalanx_nn::Batch::causal(&[ids.len()]));
         let hidden = model.hidden(&mut Cx::eval(&env), &ids.as_slice().into())?;
-        let last = logits(rt, model, &hidden.rows(ids.len() - 1..ids.len())?)?;
+        let last = logits(rt, model, &hidden.rows(ids.len() - 1..ids.len())?, Arithmetic::F32)?;
         let row = last.f32()?;
         let best = (0..row.len()).fold(0, |b, i| if row[i] > row[b] { i } else { b });
         ids.push(best as u32);

@@ -8,7 +8,7 @@ use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, Warmup
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
-use phalanx_nn::{Batch, Env, Parameter};
+use phalanx_nn::{Batch, DelayedScales, Env, Parameter};
 use phalanx_report::{Entry, Pace, ProcessMemory, Profile, Step as ProgressStep};
 use phalanx_tensor::DType;
 
@@ -181,6 +181,15 @@ pub fn train(
         checkpoint::read_optimizer(from, &mut optimizer)?;
         optimizer.set_updates(s.updates);
     }
+    let scales = DelayedScales::new(&job.model, &job.plan);
+    if let Some(from) = resume {
+        let (without, all) = (checkpoint::read_scales(from, &scales)?, scales.by_path.len());
+        if without > 0 {
+            watch.message(&format!(
+                "note: the checkpoint holds no delayed scales for {without} of {all} layers; their first step goes by its own magnitudes"
+            ));
+        }
+    }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
     start.clear()?;
     std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
@@ -207,6 +216,7 @@ pub fn train(
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.plan = job.plan.clone();
     env.adapters = job.adapters.clone();
+    env.scales = scales.into();
     env.training = true;
     env.seed = t.seed;
     let profiled = match job.config.run.profile {
@@ -370,6 +380,7 @@ impl Run<'_> {
         let finite = window.sum.is_finite() && norm.is_finite();
         if window.count == 0 || (!finite && self.job.config.run.nan_guard) {
             self.optimizer.zero_grad();
+            self.env.scales.discard();
             self.state.skipped += 1;
             self.state.skipped_in_a_row += u64::from(!finite);
             if !finite && self.state.skipped_in_a_row >= self.job.config.run.max_skipped_steps {
@@ -380,6 +391,7 @@ impl Run<'_> {
         }
         self.state.skipped_in_a_row = 0;
         self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
+        self.env.scales.commit();
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
     }
@@ -464,6 +476,7 @@ impl Run<'_> {
                 return Ok(());
             }
             checkpoint::write_optimizer(tmp, &self.optimizer)?;
+            checkpoint::write_scales(tmp, &self.env.scales)?;
             let json =
                 serde_json::to_vec_pretty(&self.state).map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
             Ok(atomic::write_bytes(tmp.join("phalanx_state.json"), &json)?)

@@ -1,11 +1,14 @@
 //! y = α·x·Wᵀ + b.
 
+use std::sync::Arc;
+
 use phalanx_kernels::elementwise;
-use phalanx_kernels::gemm::{Arithmetic, Gemm, gemm};
+use phalanx_kernels::gemm::{Arithmetic, Gemm, Role, gemm};
+use phalanx_kernels::lowp::amax_of;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
 use super::Param;
-use crate::{Function, Result, Saved, Tape};
+use crate::{Function, LayerScales, Result, Saved, Tape};
 
 /// The parameters of a linear map.
 pub struct LinearSpec {
@@ -19,13 +22,23 @@ pub struct LinearSpec {
     pub arithmetic: Arithmetic,
     /// Seed for rounding gradients at random, where a block recipe does so.
     pub gradient_noise: Option<u64>,
+    /// Scales from earlier steps, where the arithmetic goes by them.
+    pub scales: Option<PassScales>,
 }
 
 impl LinearSpec {
     /// Products as in f32.
     pub fn exact(weight: Param, bias: Option<Param>, alpha: f32) -> LinearSpec {
-        LinearSpec { weight, bias, alpha, arithmetic: Arithmetic::F32, gradient_noise: None }
+        LinearSpec { weight, bias, alpha, arithmetic: Arithmetic::F32, gradient_noise: None, scales: None }
     }
+}
+
+/// A layer's delayed scales, as one pass uses them.
+pub struct PassScales {
+    /// The scales.
+    pub layer: Arc<LayerScales>,
+    /// Whether the pass is part of a training step, so that magnitudes are noted. A forward without a tape may be one (recompute).
+    pub observe: bool,
 }
 
 /// x [T, in] → [T, out], f32.
@@ -42,7 +55,12 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
         Some(b) => Some(rt.to_vec(&b.value)?),
     };
     let call = Gemm::nt(t, n, k, x.mat(), w.mat()).alpha(spec.alpha).bias(bias.as_deref());
-    let call = call.arithmetic(spec.arithmetic);
+    if let Some(PassScales { layer, observe: true }) = &spec.scales {
+        layer.see(Role::Activation, amax_of(rt.device(), &x.mat()));
+        layer.see(Role::Weight, amax_of(rt.device(), &w.mat()));
+    }
+    let scales = spec.scales.map(|s| s.layer);
+    let call = rounded(call, spec.arithmetic, scales.as_deref());
     gemm(rt.device(), &call, y.f32_mut()?)?;
     let Some(tape) = tape else { return Ok(y) };
     let trained = spec.weight.grad.is_some();
@@ -56,8 +74,18 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
         alpha: spec.alpha,
         arithmetic: spec.arithmetic,
         gradient_noise: spec.gradient_noise,
+        scales,
     };
     Ok(tape.record(&[x], has_params, y, f, None))
+}
+
+/// The product as exact as `arithmetic` has it, with the scales that its operands have in this step.
+fn rounded<'a>(product: Gemm<'a>, arithmetic: Arithmetic, scales: Option<&LayerScales>) -> Gemm<'a> {
+    let product = product.arithmetic(arithmetic);
+    match scales {
+        Some(layer) => product.scales(product.roles.map(|role| layer.scale(role))),
+        None => product,
+    }
 }
 
 struct Linear {
@@ -70,6 +98,13 @@ struct Linear {
     alpha: f32,
     arithmetic: Arithmetic,
     gradient_noise: Option<u64>,
+    scales: Option<Arc<LayerScales>>,
+}
+
+impl Linear {
+    fn rounded<'a>(&self, product: Gemm<'a>) -> Gemm<'a> {
+        rounded(product, self.arithmetic, self.scales.as_deref())
+    }
 }
 
 impl Function for Linear {
@@ -79,10 +114,13 @@ impl Function for Linear {
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
         let (w, dev) = (&self.weight.value, rt.device());
         let (t, n, k) = (grad.dim(0), w.dim(0), w.dim(1));
+        if let Some(layer) = &self.scales {
+            layer.see(Role::Gradient, amax_of(dev, &grad.mat()));
+        }
         if let (Some(slot), Some(x)) = (&self.weight.grad, &self.x) {
             let x = x.get(rt)?;
             slot.accumulate(rt, &[n, k], |dw, fresh| {
-                let product = Gemm::tn(n, k, t, grad.mat(), x.mat()).arithmetic(self.arithmetic);
+                let product = self.rounded(Gemm::tn(n, k, t, grad.mat(), x.mat()));
                 // Other numbers than in the product for the input: two independent roundings of one gradient.
                 let product = product.gradient_noise(self.gradient_noise.map(|seed| !seed));
                 gemm(dev, &product.alpha(self.alpha).accumulate(!fresh), dw)
@@ -96,7 +134,7 @@ impl Function for Linear {
             return Ok(vec![None]);
         }
         let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
-        let product = Gemm::nn(t, k, n, grad.mat(), w.mat()).alpha(self.alpha).arithmetic(self.arithmetic);
+        let product = self.rounded(Gemm::nn(t, k, n, grad.mat(), w.mat())).alpha(self.alpha);
         let product = product.gradient_noise(self.gradient_noise);
         gemm(dev, &product, dx.f32_mut()?)?;
         Ok(vec![Some(dx)])

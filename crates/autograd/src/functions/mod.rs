@@ -18,7 +18,7 @@ pub use attention::{AttentionSpec, attention};
 pub use dropout::dropout;
 pub use embedding::embedding;
 pub use glu::glu;
-pub use linear::{LinearSpec, linear};
+pub use linear::{LinearSpec, PassScales, linear};
 pub use linear_cross_entropy::{HeadSpec, LossOutput, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use rope::rope;

@@ -11,8 +11,9 @@ section! {
     /// How it runs here.
     pub struct RunConfig, "run" {
         /// The plan: a map, or the path of a YAML file. Patterns of module names say what is recomputed (`recompute`), frozen or trained (`freeze`, `train`),
-        /// adapted (`adapters`), stored in which type (`precision`: f32, bf16), and how exact products must be (`arithmetic`: f32, bf16x2, bf16, int8_block
-        /// and others, see precision.md); `phalanx plan show CONFIG` prints the result.
+        /// adapted (`adapters`), stored in which type (`precision`: f32, bf16), and how exact products must be (`arithmetic`: f32, bf16x2, bf16; int8_block and
+        /// int8_block_stochastic; fp8_delayed, fp8_tensorwise, fp8_blockwise, mxfp8 and fp16_block, simulated to see what they do to a model; precision.md);
+        /// `phalanx plan show CONFIG` prints the result.
         pub plan: Option<MapOrPath> = None,
         /// Sizes of the mesh's axes (`{dp_shard: 2, tp: 2}`). Left out: one rank.
         pub mesh: Option<RawMap> = None,

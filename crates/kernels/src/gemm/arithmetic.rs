@@ -29,6 +29,11 @@ impl Arithmetic {
         matches!(self, Arithmetic::Int8Block | Arithmetic::Simulated(_))
     }
 
+    /// Whether its scales come from the magnitudes of earlier steps.
+    pub fn has_history(self) -> bool {
+        matches!(self, Arithmetic::Simulated(recipe) if recipe.has_history())
+    }
+
     /// bf16 parts of an f32 operand.
     pub(crate) fn planes(self) -> usize {
         match self {

@@ -70,6 +70,9 @@ pub struct Gemm<'a> {
     pub roles: [Role; 2],
     /// Rounds a gradient at random, with this seed, where the arithmetic is a block recipe: its mean then is the value itself.
     pub gradient_noise: Option<u64>,
+    /// Scales of A and B that are known beforehand, for a recipe with delayed scaling; `None` takes the operand's own magnitude. No other
+    /// arithmetic looks at them.
+    pub scales: [Option<f32>; 2],
 }
 
 impl<'a> Gemm<'a> {
@@ -90,6 +93,7 @@ impl<'a> Gemm<'a> {
             arithmetic,
             roles: [Role::Activation, Role::Weight],
             gradient_noise: None,
+            scales: [None; 2],
         }
     }
     /// C[M,N] = A[M,K] · B[K,N]: the gradient of a linear layer's input.
@@ -120,6 +124,10 @@ impl<'a> Gemm<'a> {
     /// Rounds a gradient at random, in a block recipe.
     pub fn gradient_noise(self, seed: Option<u64>) -> Self {
         Gemm { gradient_noise: seed, ..self }
+    }
+    /// Scales of A and B that are known beforehand.
+    pub fn scales(self, scales: [Option<f32>; 2]) -> Self {
+        Gemm { scales, ..self }
     }
     /// Adds a bias of length N to every row.
     pub fn bias(self, bias: Option<&'a [f32]>) -> Self {

@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 
 use super::{Arithmetic, Blocking, Gemm, Role, gemm_blocked};
-use crate::lowp::{Recipe, Rounding, fake_quantise};
+use crate::lowp::{Recipe, Rounding, Spec, fake_quantise};
 use crate::{Device, Mat, Result, elementwise};
 
 /// [`gemm_blocked`](super::gemm_blocked) with operands rounded as `recipe` says.
@@ -18,20 +18,28 @@ pub(super) fn gemm(dev: &Device, g: &Gemm<'_>, recipe: Recipe, c: &mut [f32], by
     // A is summed over its columns unless it is stored transposed, B the other way round.
     let a_rows = if g.a_trans { g.k } else { g.m };
     let b_rows = if g.b_trans { g.n } else { g.k };
-    round(dev, &g.a, (g.roles[0], g.gradient_noise), recipe, (a_rows, !g.a_trans), a)?;
-    round(dev, &g.b, (g.roles[1], g.gradient_noise), recipe, (b_rows, g.b_trans), b)?;
+    let spec = |i: usize| {
+        let spec = recipe.spec(g.roles[i]);
+        // A recipe without history has tiles of its own, which one known scale would not fit.
+        g.scales[i].filter(|_| recipe.has_history()).map_or(spec, |scale| spec.with_scale(scale))
+    };
+    let rounding = |i: usize| match g.gradient_noise {
+        Some(seed) if g.roles[i] == Role::Gradient => Rounding::Stochastic { seed, first: 0 },
+        _ => Rounding::NearestEven,
+    };
+    round(dev, &g.a, spec(0), rounding(0), (a_rows, !g.a_trans), a)?;
+    round(dev, &g.b, spec(1), rounding(1), (b_rows, g.b_trans), b)?;
     gemm_blocked(dev, &Gemm { a: Mat::F32(a), b: Mat::F32(b), arithmetic: Arithmetic::F32, ..*g }, c, by)
 }
 
 fn round(
     dev: &Device,
     x: &Mat<'_>,
-    (role, noise): (Role, Option<u64>),
-    recipe: Recipe,
+    spec: Spec,
+    rounding: Rounding,
     (rows, over_columns): (usize, bool),
     out: &mut [f32],
 ) -> Result<()> {
-    let spec = recipe.spec(role);
     let spec = if over_columns { spec } else { spec.summed_over_rows() };
     let wide = match x {
         Mat::F32(x) => Cow::Borrowed(*x),
@@ -40,10 +48,6 @@ fn round(
             elementwise::from_bf16(dev, x, &mut wide)?;
             Cow::Owned(wide)
         }
-    };
-    let rounding = match noise {
-        Some(seed) if role == Role::Gradient => Rounding::Stochastic { seed, first: 0 },
-        _ => Rounding::NearestEven,
     };
     fake_quantise(dev, &spec, rounding, &wide, rows, x.len() / rows, out)
 }

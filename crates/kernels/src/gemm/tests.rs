@@ -241,7 +241,7 @@ proptest! {
             accumulate,
             bias: (with_bias && !accumulate).then_some(&bias[..]),
             arithmetic, roles: [Role::Gradient, if weight { Role::Weight } else { Role::Activation }],
-            gradient_noise: noisy.then_some(seed ^ 5),
+            gradient_noise: noisy.then_some(seed ^ 5), scales: [None; 2],
         };
         let c0 = values(seed ^ 3, m * n);
         for isa in Isa::available() {
@@ -285,6 +285,35 @@ fn simulated_recipes_round_the_operands() {
             gemm(&dev, &g.arithmetic(Arithmetic::Simulated(recipe)), &mut got).unwrap();
             assert!(bits(&got) == bits(&want), "{recipe}, a_trans {}, b_trans {}", g.a_trans, g.b_trans);
         }
+    }
+}
+
+/// A scale that is known beforehand is the one that is used, and what it does not reach saturates. Only a recipe with history takes one.
+#[test]
+fn a_known_scale_is_the_one_that_is_used() {
+    use crate::lowp::{Recipe, Rounding, fake_quantise};
+    let (m, n, k) = (5, 7, 130);
+    let dev = Device::new(1);
+    let (mut x, w) = (values(1, m * k), values(2, n * k));
+    x[3] = 1e3;
+    let product = |x: &[f32], w: &[f32], arithmetic, scales| {
+        let mut y = vec![0.0; m * n];
+        let g = Gemm::nt(m, n, k, x.into(), w.into()).arithmetic(arithmetic).scales(scales);
+        gemm(&dev, &g, &mut y).unwrap();
+        y
+    };
+    let rounded = |role, x: &[f32], rows: usize, scale| {
+        let (spec, mut out) = (Recipe::Fp8Delayed.spec(role).with_scale(scale), vec![0.0; x.len()]);
+        fake_quantise(&dev, &spec, Rounding::NearestEven, x, rows, x.len() / rows, &mut out).unwrap();
+        out
+    };
+    let (xr, wr) = (rounded(Role::Activation, &x, m, 0.01), rounded(Role::Weight, &w, n, 0.003));
+    assert!((xr[3] - 4.48).abs() < 1e-6, "448 · 0.01, not the 1000 that was there");
+    let scales = [Some(0.01), Some(0.003)];
+    let got = product(&x, &w, Arithmetic::Simulated(Recipe::Fp8Delayed), scales);
+    assert_eq!(bits(&got), bits(&product(&xr, &wr, Arithmetic::F32, [None; 2])));
+    for other in [Arithmetic::F32, Arithmetic::Int8Block, Arithmetic::Simulated(Recipe::Mxfp8)] {
+        assert_eq!(bits(&product(&x, &w, other, scales)), bits(&product(&x, &w, other, [None; 2])), "{other}");
     }
 }
 

@@ -3,15 +3,33 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use half::bf16;
+
 use super::Element;
 use super::scaling::{Seen, any_amax};
 use super::wide::{self, Loop};
-use crate::Device;
 use crate::par::{PIECE, piece};
+use crate::{Device, Mat};
 
 /// The greatest finite |x|, 0 if there is none. NaN and infinities are passed over.
 pub fn amax(dev: &Device, x: &[f32]) -> f32 {
     f32::from_bits(seen_in(dev, x).finite)
+}
+
+/// As [`amax`], of values of either type.
+pub fn amax_of(dev: &Device, x: &Mat<'_>) -> f32 {
+    let x = match x {
+        Mat::F32(x) => return amax(dev, x),
+        Mat::Bf16(x) => *x,
+    };
+    let greatest = AtomicU32::new(0);
+    dev.team().run(x.len().div_ceil(PIECE), &|i, _| {
+        // Without the sign, bits of finite numbers rise with their magnitude and end where infinity begins.
+        let magnitudes = x[piece(i, PIECE, x.len())].iter().map(|x| x.to_bits() & 0x7fff);
+        let here = magnitudes.filter(|&m| m < bf16::INFINITY.to_bits()).max().unwrap_or(0);
+        greatest.fetch_max(here.into(), Ordering::Relaxed);
+    });
+    f32::from_bits(greatest.into_inner() << 16)
 }
 
 /// What is in `x`. A maximum is the same in any order, so tasks may report as they finish.
@@ -153,6 +171,18 @@ mod tests {
             let saved: Vec<f32> = max.amaxes().collect();
             assert_eq!(AmaxHistory::restore(Element::E4M3, settings, &saved, max.scale()), max);
         }
+    }
+
+    #[test]
+    fn magnitudes_of_either_type_pass_over_what_is_not_finite() {
+        let dev = Device::new(2);
+        let mut x: Vec<f32> = (0..100_000).map(|i| (i % 977) as f32 - 976.5).collect();
+        (x[5], x[6], x[99_999], x[70_000]) = (f32::NAN, f32::NEG_INFINITY, f32::INFINITY, -3e8);
+        let low: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
+        assert_eq!(amax_of(&dev, &Mat::F32(&x)), 3e8);
+        assert_eq!(amax_of(&dev, &Mat::Bf16(&low)), bf16::from_f32(3e8).to_f32());
+        assert_eq!(amax_of(&dev, &Mat::Bf16(&[])), 0.0);
+        assert_eq!(amax_of(&dev, &Mat::Bf16(&[bf16::NAN, bf16::NEG_INFINITY])), 0.0);
     }
 
     #[test]

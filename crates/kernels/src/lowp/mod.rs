@@ -44,7 +44,7 @@ mod scaling;
 mod tile;
 mod wide;
 
-pub use amax::{AmaxChoice, AmaxHistory, Delayed, amax};
+pub use amax::{AmaxChoice, AmaxHistory, Delayed, amax, amax_of};
 pub use codec::{decode, encode};
 pub use format::{E4M3, E5M2, Element, Format, Fp16, Int8};
 pub use quantise::{dequantise, fake_quantise, quantise};

@@ -19,6 +19,20 @@ pub enum Operand {
     Gradient,
 }
 
+impl Operand {
+    /// All of them.
+    pub const ALL: [Operand; 3] = [Operand::Activation, Operand::Weight, Operand::Gradient];
+
+    /// Its name in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operand::Activation => "activation",
+            Operand::Weight => "weight",
+            Operand::Gradient => "gradient",
+        }
+    }
+}
+
 /// How one operand is quantised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spec {

@@ -45,6 +45,7 @@ impl Module for Linear {
             alpha: 1.0,
             arithmetic: cx.arithmetic(),
             gradient_noise: cx.gradient_noise(),
+            scales: cx.scales(),
         };
         let (rt, tape) = cx.parts();
         let y = functions::linear(rt, tape, &x, spec)?;

@@ -1,5 +1,6 @@
 //! LoRA: what trains, what is saved, what ships.
 
+use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{StoredDType, logits};
@@ -29,7 +30,7 @@ fn job_logits(job: &Job, adapted: bool) -> Vec<f32> {
         env.adapters = job.adapters.clone();
     }
     let hidden = job.model.hidden(&mut Cx::eval(&env), &ids).unwrap();
-    job.rt.to_vec(&logits(&job.rt, &job.model, &hidden).unwrap()).unwrap()
+    job.rt.to_vec(&logits(&job.rt, &job.model, &hidden, Arithmetic::F32).unwrap()).unwrap()
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Documents packed into one row do not see each other.
 
+use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{Model, ModelConfig, initialise, logits};
@@ -18,7 +19,7 @@ fn data_and_kernels_leave_out_the_same_target() {
 fn all_logits(rt: &Runtime, m: &Model, b: &phalanx_data::Batch) -> Vec<f32> {
     let ids: Arc<[u32]> = b.ids.as_slice().into();
     let hidden = m.hidden(&mut Cx::eval(&env(rt, b)), &ids).unwrap();
-    rt.to_vec(&logits(rt, m, &hidden).unwrap()).unwrap()
+    rt.to_vec(&logits(rt, m, &hidden, Arithmetic::F32).unwrap()).unwrap()
 }
 
 fn families(rt: &Runtime) -> Vec<(&'static str, Model)> {

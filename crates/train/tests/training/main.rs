@@ -5,6 +5,7 @@
 mod accumulation;
 mod adapters;
 mod common;
+mod delayed;
 mod documents;
 mod freeze;
 mod guard;

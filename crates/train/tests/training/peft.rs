@@ -1,5 +1,6 @@
 //! Folders that PEFT wrote, and its logits (`tests/fixtures/make_peft.py`).
 
+use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{Model, ModelConfig, load_weights, logits};
@@ -33,12 +34,12 @@ fn base_and_adapter_give_pefts_logits() {
         let mut env = Env::new(rt.clone(), Batch::causal(&[ids.len()]));
         env.adapters = Arc::new(loaded.adapters);
         let hidden = m.hidden(&mut Cx::eval(&env), &ids.as_slice().into()).unwrap();
-        let got = rt.to_vec(&logits(&rt, &m, &hidden).unwrap()).unwrap();
+        let got = rt.to_vec(&logits(&rt, &m, &hidden, Arithmetic::F32).unwrap()).unwrap();
         assert_close(&got, &want, 1e-4, 1e-4, case);
         // Dropout is for training alone.
         env.adapters = Arc::default();
         let hidden = m.hidden(&mut Cx::eval(&env), &ids.as_slice().into()).unwrap();
-        let base = rt.to_vec(&logits(&rt, &m, &hidden).unwrap()).unwrap();
+        let base = rt.to_vec(&logits(&rt, &m, &hidden, Arithmetic::F32).unwrap()).unwrap();
         assert!(base.iter().zip(&want).any(|(a, b)| (a - b).abs() > 0.1));
     }
 }

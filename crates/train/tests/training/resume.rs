@@ -55,6 +55,13 @@ fn bf16_with_packing_and_recompute() {
     stopped_twice("resume-bf16", keys, [2, 5]);
 }
 
+/// The scales of a step follow from the steps before it, also those before a stop; evaluations in between leave them alone.
+#[test]
+fn fp8_with_delayed_scales() {
+    let keys = "plan: {arithmetic: fp8_delayed, recompute: 'model.layers.{*}'}\nval_size: 4\neval_strategy: steps\neval_steps: 1\n";
+    stopped_twice("resume-delayed", keys, [2, 4]);
+}
+
 #[test]
 fn frozen_layers_and_entries_over_several_steps() {
     let keys = "finetuning_type: freeze\nfreeze_trainable_layers: 1\nlogging_steps: 3\nlr_scheduler_type: cosine\nwarmup_steps: 2\n";
