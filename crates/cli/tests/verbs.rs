@@ -528,3 +528,36 @@ fn a_run_that_ends_in_broken_steps_is_no_success() {
     refused(&train(&out, &["learning_rate=1e30", "save_strategy=no"]), &["not finite", "learning_rate"]);
     assert!(!out.join("model.safetensors").exists());
 }
+
+/// Kept block sizes that cannot be used are named and do no harm; those of another processor are passed over; `tune --reset` forgets.
+#[test]
+fn kept_block_sizes() {
+    let dir = Dir::new("tune");
+    let file = dir.path("phalanx/tune.json");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
+        command.args(args).env("XDG_CACHE_HOME", dir.path("")).output().unwrap()
+    };
+    let help = ["bench", "gemm", "--threads", "1", "--rounds", "1", "forward", "2048x192x576"];
+    let unit = |unit: &str, kc: usize| {
+        format!(
+            r#"{{"processor": "PROCESSOR", "threads": 1, "sizes": [{{"unit": "{unit}", "kc": {kc}, "mc": 64, "stretch": 65536, "narrow": 64, "narrow_rows": 512, "narrow_values": 1000, "narrow_kc": 256}}]}}"#
+        )
+    };
+    for (content, note) in [
+        ("{".to_owned(), true),
+        (r#"{"processor": 3}"#.to_owned(), true),
+        (unit("avx512", 0), false),
+        (String::new(), true),
+    ] {
+        std::fs::write(&file, &content).unwrap();
+        let out = run(&help);
+        let said = text(&out.stderr);
+        assert!(out.status.success(), "{content}: {said}");
+        assert_eq!(said.contains("tune.json is not used"), note, "{content}: {said}");
+    }
+    let out = run(&["tune", "--reset"]);
+    assert!(out.status.success() && !file.exists() && text(&out.stdout).contains("tune.json"));
+    assert!(run(&["tune", "--reset"]).status.success(), "forgetting twice is no error");
+}

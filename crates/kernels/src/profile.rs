@@ -40,6 +40,7 @@ use std::time::Instant;
 
 use crate::Mat;
 use crate::gemm::Arithmetic;
+use crate::gemm::prepared::Form;
 
 #[cfg(test)]
 mod tests;
@@ -80,6 +81,17 @@ pub enum Shape {
         /// How exact it must be.
         arithmetic: Arithmetic,
     },
+    /// A product with weights that are laid out for generation.
+    Prepared {
+        /// Rows; `None` where products that differ in it are taken together.
+        m: Option<usize>,
+        /// Columns, of all weights that share the rows.
+        n: usize,
+        /// Length of the sums.
+        k: usize,
+        /// How the weights are stored.
+        form: Form,
+    },
     /// Attention of so many query heads, key/value heads, and values a head.
     Heads(usize, usize, usize),
 }
@@ -94,6 +106,7 @@ impl Shape {
                 Shape::Product { m, n, k: None, bf16, arithmetic }
             }
             Shape::Product { n, k, bf16, arithmetic, .. } => Shape::Product { m: None, n, k, bf16, arithmetic },
+            Shape::Prepared { n, k, form, .. } => Shape::Prepared { m: None, n, k, form },
             other => other,
         }
     }
@@ -101,11 +114,12 @@ impl Shape {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |x: Option<usize>| x.map_or("*".to_owned(), |x| x.to_string());
         let text = match *self {
             Shape::Any => String::new(),
+            Shape::Prepared { m, n, k, form } => format!("{}x{n}x{k} {form}, laid out", size(m)),
             Shape::Heads(heads, kv_heads, dim) => format!("{heads}/{kv_heads} heads of {dim}"),
             Shape::Product { m, n, k, bf16: (a, b), arithmetic } => {
-                let size = |x: Option<usize>| x.map_or("*".to_owned(), |x| x.to_string());
                 let types = match (a, b) {
                     (false, false) => "f32",
                     (true, true) => "bf16",

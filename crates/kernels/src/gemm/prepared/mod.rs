@@ -32,6 +32,7 @@ use std::fmt;
 pub use self::blocks::{Q4_0_BYTES, Q4_BYTES, Q8_BYTES, q4_0_to_q4, quantise_row};
 use crate::error::{bad_shape, check_len};
 use crate::par::Parts;
+use crate::profile::{Cost, FORWARD, Shape};
 use crate::{Device, Isa, Result};
 
 /// Outputs of a panel.
@@ -236,7 +237,16 @@ const TASKS: usize = 4;
 /// If a length does not fit, a form is not [supported](Layout::supported) here, or there is no memory for the rows of x.
 pub fn multiply(dev: &Device, m: usize, x: &[f32], outputs: &mut [Output<'_>]) -> Result<()> {
     const NAME: &str = "product with prepared weights";
-    let Some(k) = outputs.first().map(|o| o.weight.layout.k) else { return Ok(()) };
+    let Some(&Layout { k, form, .. }) = outputs.first().map(|o| &o.weight.layout) else { return Ok(()) };
+    let _span = dev.profiler().kernel(FORWARD, || {
+        let n: usize = outputs.iter().map(|o| o.weight.layout.n).sum();
+        let weights: usize = outputs.iter().map(|o| o.weight.layout.bytes()).sum();
+        Cost {
+            flops: 2.0 * (m * n * k) as f64,
+            bytes: (weights + 4 * m * (k + n)) as f64,
+            shape: Shape::Prepared { m: Some(m), n, k, form },
+        }
+    });
     check_len(NAME, "x", x.len(), m.saturating_mul(k))?;
     let threads = dev.team().threads();
     let panels: usize = outputs.iter().map(|o| o.weight.layout.panels()).sum();
