@@ -7,7 +7,7 @@ use phalanx_formats::gguf::{GgmlType, GgufModel};
 use phalanx_kernels::bf16;
 use phalanx_kernels::gemm::prepared::{Form, Layout, q4_0_to_q4, quantise_row};
 use phalanx_nn::Parameter;
-use phalanx_tensor::{Category, DType, PreparedMatrix, Runtime};
+use phalanx_tensor::{Category, DType, PreparedMatrix, PreparedSpace, Runtime};
 
 use crate::{Model, ModelError, Result};
 
@@ -29,6 +29,7 @@ pub enum WeightForm {
 /// # Errors
 /// If a parameter has no value, or memory runs out.
 pub fn lay_out(rt: &Runtime, model: &Model, form: WeightForm) -> Result<()> {
+    let mut space = PreparedSpace::new();
     for p in model.parameters() {
         if p.shape().len() != 2 || p.prepared().is_some() {
             continue;
@@ -40,7 +41,7 @@ pub fn lay_out(rt: &Runtime, model: &Model, form: WeightForm) -> Result<()> {
             (_, DType::Bf16) => Form::Bf16,
         };
         if Layout::supported(form, rt.device()) {
-            p.set_prepared(PreparedMatrix::from_tensor(rt, form, &value)?)?;
+            p.set_prepared(PreparedMatrix::from_tensor(rt, &mut space, form, &value)?)?;
         }
     }
     // What the matrices lay in before is not needed again.
@@ -60,6 +61,7 @@ pub fn load_gguf(
     form: Option<WeightForm>,
     dtype_of: &dyn Fn(&str) -> DType,
 ) -> Result<()> {
+    let mut space = PreparedSpace::new();
     for p in model.parameters() {
         let source = file.tensor(p.name())?;
         if source.rows() * source.row_len() != p.len() {
@@ -79,7 +81,7 @@ pub fn load_gguf(
             _ => exact,
         });
         match form {
-            Some(form) if Layout::supported(form, rt.device()) => prepared(rt, &p, &source, form)?,
+            Some(form) if Layout::supported(form, rt.device()) => prepared(rt, &mut space, &p, &source, form)?,
             _ => plain(rt, &p, &source, dtype)?,
         }
     }
@@ -100,12 +102,12 @@ fn plain(rt: &Runtime, p: &Parameter, source: &Source<'_>, dtype: DType) -> Resu
     Ok(())
 }
 
-fn prepared(rt: &Runtime, p: &Parameter, source: &Source<'_>, form: Form) -> Result<()> {
+fn prepared(rt: &Runtime, space: &mut PreparedSpace, p: &Parameter, source: &Source<'_>, form: Form) -> Result<()> {
     let (rows, k) = (source.rows(), source.row_len());
     let damaged = AtomicBool::new(false);
     let as_it_is =
         form == Form::Q8 && source.ty() == GgmlType::Q8_0 || form == Form::Q4 && source.ty() == GgmlType::Q4_1;
-    let matrix = PreparedMatrix::from_rows(rt, form, [rows, k], &|i, out| {
+    let matrix = PreparedMatrix::from_rows(rt, space, form, [rows, k], &|i, out| {
         let finite = if as_it_is || form == Form::Q4 && source.ty() == GgmlType::Q4_0 {
             if as_it_is {
                 out.copy_from_slice(source.row(i));

@@ -31,7 +31,7 @@ mod tensor;
 pub use dtype::DType;
 pub use error::{Result, TensorError};
 pub use pool::{Category, Pool, PoolStats};
-pub use prepared::{PreparedMatrix, multiply_prepared};
+pub use prepared::{PreparedMatrix, PreparedSpace, multiply_prepared};
 pub use runtime::Runtime;
 pub use tensor::{NodeId, Tensor};
 

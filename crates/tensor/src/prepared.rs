@@ -10,11 +10,52 @@ use crate::error::{Result, TensorError};
 use crate::pool::Block;
 use crate::{Category, DType, Runtime, Tensor};
 
+/// Memory for the matrices of a model, many in one block: so that small ones lie on huge pages too. With small pages decoding is slower by a third
+/// (docs/performance-notes.md).
+#[derive(Default)]
+pub struct PreparedSpace {
+    block: Option<Arc<Block>>,
+    /// Bytes of it that are left.
+    left: usize,
+}
+
+/// Bytes of a block that matrices share.
+const SHARED: usize = 16 << 20;
+
+impl PreparedSpace {
+    /// Without memory yet.
+    pub fn new() -> PreparedSpace {
+        PreparedSpace::default()
+    }
+
+    /// `bytes` bytes that nobody else has, at an offset of a block.
+    fn take(&mut self, rt: &Runtime, bytes: usize) -> Result<(Arc<Block>, usize)> {
+        let bytes = bytes.next_multiple_of(64);
+        if bytes > SHARED / 2 {
+            return Ok((Arc::new(rt.pool().take(bytes, Category::Weights)?), 0));
+        }
+        match &self.block {
+            Some(block) if bytes <= self.left => {
+                let at = SHARED - self.left;
+                self.left -= bytes;
+                Ok((Arc::clone(block), at))
+            }
+            _ => {
+                let block = Arc::new(rt.pool().take(SHARED, Category::Weights)?);
+                self.left = SHARED - bytes;
+                Ok((Arc::clone(self.block.insert(block)), 0))
+            }
+        }
+    }
+}
+
 /// A matrix W [out, in] in the layout of [`phalanx_kernels::gemm::prepared`]: it can be multiplied with and read row by row, not changed.
 /// Cloning shares the memory.
 #[derive(Clone)]
 pub struct PreparedMatrix {
     block: Arc<Block>,
+    /// First byte.
+    offset: usize,
     layout: Layout,
 }
 
@@ -26,23 +67,24 @@ impl PreparedMatrix {
     /// If memory runs out.
     pub fn from_rows(
         rt: &Runtime,
+        space: &mut PreparedSpace,
         form: Form,
         [n, k]: [usize; 2],
         row: &(dyn Fn(usize, &mut [u8]) + Sync),
     ) -> Result<PreparedMatrix> {
         let layout = Layout::new(form, n, k);
-        let block = rt.pool().take(layout.bytes(), Category::Weights)?;
-        // SAFETY: the block has that many bytes, initialised (mapped zeroed), and nobody else has it yet.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(block.ptr(), layout.bytes()) };
+        let (block, offset) = space.take(rt, layout.bytes())?;
+        // SAFETY: the block has that many bytes there, initialised (mapped zeroed), and nobody else has them yet.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(block.ptr().add(offset), layout.bytes()) };
         layout.fill(rt.device(), row, bytes)?;
-        Ok(PreparedMatrix { block: Arc::new(block), layout })
+        Ok(PreparedMatrix { block, offset, layout })
     }
 
     /// Lays out a tensor [n, k], rounding it where `form` asks for that.
     ///
     /// # Errors
     /// If it is not a matrix, or memory runs out.
-    pub fn from_tensor(rt: &Runtime, form: Form, w: &Tensor) -> Result<PreparedMatrix> {
+    pub fn from_tensor(rt: &Runtime, space: &mut PreparedSpace, form: Form, w: &Tensor) -> Result<PreparedMatrix> {
         let &[n, k] = w.shape() else {
             return Err(TensorError::Elements {
                 what: "a matrix laid out for inference",
@@ -51,7 +93,7 @@ impl PreparedMatrix {
             });
         };
         let values = w.mat();
-        PreparedMatrix::from_rows(rt, form, [n, k], &|i, out| {
+        PreparedMatrix::from_rows(rt, space, form, [n, k], &|i, out| {
             let row = |p: usize| values.at(i * k + p);
             match form {
                 Form::F32 => {
@@ -82,8 +124,8 @@ impl PreparedMatrix {
 
     /// As a kernel takes it.
     pub fn get(&self) -> Prepared<'_> {
-        // SAFETY: the block has that many bytes, aligned to a page, and is never changed after it was made.
-        let bytes = unsafe { std::slice::from_raw_parts(self.block.ptr(), self.layout.bytes()) };
+        // SAFETY: the block has that many bytes there, which never change after they were made.
+        let bytes = unsafe { std::slice::from_raw_parts(self.block.ptr().add(self.offset), self.layout.bytes()) };
         Prepared { layout: self.layout, bytes }
     }
 
@@ -146,7 +188,7 @@ mod tests {
             return;
         }
         for form in [Form::F32, Form::Bf16] {
-            let p = PreparedMatrix::from_tensor(&rt, form, &w).unwrap();
+            let p = PreparedMatrix::from_tensor(&rt, &mut PreparedSpace::new(), form, &w).unwrap();
             let y = multiply_prepared(&rt, &x, &[(&p, None), (&p, Some(&b))]).unwrap();
             assert_eq!((y[0].f32().unwrap(), y[1].f32().unwrap()), (&[4., 17.][..], &[14., 37.][..]));
             let mut rows = [0f32; 6];
@@ -154,6 +196,23 @@ mod tests {
             assert_eq!(rows, [0., 1., 2., 1., 0., 0.]);
             assert!(p.gather(&[2], &mut rows[..3]).is_err());
         }
-        assert!(PreparedMatrix::from_tensor(&rt, Form::F32, &b).is_err());
+        assert!(PreparedMatrix::from_tensor(&rt, &mut PreparedSpace::new(), Form::F32, &b).is_err());
+    }
+
+    #[test]
+    fn matrices_share_blocks_and_keep_apart() {
+        let rt = Runtime::new(2);
+        let mut space = PreparedSpace::new();
+        let make = |space: &mut PreparedSpace, i: usize, n: usize| {
+            PreparedMatrix::from_rows(&rt, space, Form::Q8, [n, 512], &|row, out| out.fill((i + row) as u8)).unwrap()
+        };
+        let sizes = [3000, 5, 3000, 20_000, 9000, 17, 9000, 9000];
+        let all: Vec<_> = sizes.iter().enumerate().map(|(i, &n)| make(&mut space, i, n)).collect();
+        for (i, (m, &n)) in all.iter().zip(&sizes).enumerate() {
+            let alone = make(&mut PreparedSpace::new(), i, n);
+            assert_eq!(m.get().bytes, alone.get().bytes, "matrix {i}");
+        }
+        drop((all, space));
+        assert_eq!(rt.pool().current(Category::Weights), 0);
     }
 }

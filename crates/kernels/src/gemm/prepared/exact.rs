@@ -22,8 +22,8 @@ const BLOCK_ROWS: usize = 8;
 const BLOCK_PANELS: usize = 3;
 /// Steps of k in such a stretch, for the second-level cache.
 const DEPTH: usize = 512;
-/// The same for two blocks of rows, for the first-level cache.
-const SHALLOW: usize = 128;
+/// Vectors of a panel (one step of f32, two of bf16) in such a stretch for two blocks of rows, for the first-level cache.
+const SHALLOW: usize = 64;
 /// f32 that a stretch takes when it is widened from bf16.
 pub(super) const WIDENED: usize = DEPTH * BLOCK_PANELS * LANES;
 

@@ -7,8 +7,8 @@ use super::{BLOCK, Form, Grid, LANES, Work, scale};
 /// Rows of x at a time: as many sums of integers and of f32, and what is left holds weights and scales.
 pub(super) const ROWS: usize = 12;
 
-/// How far ahead weights are asked for, in bytes.
-const AHEAD: usize = 2048;
+/// How far ahead weights are asked for, in bytes. Panels follow each other, scales first: asking at scales and at quanta leaves no gap.
+const AHEAD: usize = 4096;
 
 /// # Safety
 /// As [`Work::run`]; the processor has AVX-512 VNNI.
@@ -59,7 +59,9 @@ unsafe fn eight<const M: usize>(work: &Work<'_>, y: *mut f32) {
                     whole[i] = _mm512_dpbusd_epi32(whole[i], w, x);
                 }
             }
-            let d = _mm512_cvtph_ps(_mm256_loadu_si256(work.scales.as_ptr().add(b * 2 * LANES).cast()));
+            let scales = work.scales.as_ptr().add(b * 2 * LANES);
+            _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(AHEAD).cast());
+            let d = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
             for i in 0..M {
                 let scale = _mm512_mul_ps(d, scalar::<M>(block, 0, i));
                 sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[i]), scale, sums[i]);
@@ -93,6 +95,7 @@ unsafe fn four<const M: usize>(work: &Work<'_>, y: *mut f32) {
                 }
             }
             let scales = work.scales.as_ptr().add(b * 4 * LANES);
+            _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(AHEAD).cast());
             let d = _mm512_cvtph_ps(_mm256_loadu_si256(scales.cast()));
             let m = _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(2 * LANES).cast()));
             for i in 0..M {

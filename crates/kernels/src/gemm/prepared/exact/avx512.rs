@@ -70,7 +70,16 @@ struct Work {
     n: usize,
     /// Whether the sums go on from y.
     from_y: bool,
+    /// Where [`STRETCH`] begins to ask, in the first panel.
+    next: *const u8,
 }
+
+/// What is asked for in advance while multiplying: nothing;
+const NOTHING: usize = 0;
+/// the panels themselves, AHEAD;
+const AHEAD_HERE: usize = 1;
+/// half as many steps as there are, from `Work::next` on.
+const STRETCH: usize = 2;
 
 /// # Safety
 /// As [`super::panels`]; the processor has AVX-512.
@@ -90,6 +99,7 @@ pub(super) unsafe fn panels(dev: &Device, p: &Product<'_>, rows: Rows<'_>, panel
                 ldc: n,
                 n: n - panel * LANES,
                 from_y: false,
+                next: std::ptr::null(),
             };
             return match layout.form {
                 Form::F32 => stream::<Whole>(rows.m, panels, &work),
@@ -98,8 +108,8 @@ pub(super) unsafe fn panels(dev: &Device, p: &Product<'_>, rows: Rows<'_>, panel
         }
         // Two blocks of rows pass by a stretch that stays in the first-level cache; bf16 is widened twice then, which costs less than writing it.
         let few = rows.m <= 2 * BLOCK_ROWS;
-        let most = if few { SHALLOW } else { DEPTH };
         let steps = if layout.form == Form::F32 { 1 } else { 2 };
+        let most = if few { SHALLOW * steps } else { DEPTH };
         let mut space = dev.scratch().worker(worker, WIDENED);
         for panel in panels.clone().step_by(BLOCK_PANELS) {
             let count = BLOCK_PANELS.min(panels.end - panel);
@@ -118,13 +128,18 @@ pub(super) unsafe fn panels(dev: &Device, p: &Product<'_>, rows: Rows<'_>, panel
                     let m = BLOCK_ROWS.min(rows.m - i);
                     let x = rows.exact.as_ptr().add(i * k + p0 * m);
                     let y = p.y.at(i * n + panel * LANES);
-                    let work = Work { w, apart, x, k: depth, y, ldc: n, n: n - panel * LANES, from_y: p0 > 0 };
+                    // Each block of rows asks for half of the next stretch.
+                    let next = if p0 + depth < k {
+                        w.wrapping_add(SHALLOW * 64)
+                    } else {
+                        at(panel).wrapping_add(count * apart)
+                    };
+                    let next = next.wrapping_add(if i == 0 { 0 } else { SHALLOW / 2 * 64 });
+                    let work = Work { w, apart, x, k: depth, y, ldc: n, n: n - panel * LANES, from_y: p0 > 0, next };
                     match (few, layout.form) {
-                        (false, _) => block::<Whole, false>(m, count, &work),
-                        (true, Form::F32) if i == 0 => block::<Whole, true>(m, count, &work),
-                        (true, Form::F32) => block::<Whole, false>(m, count, &work),
-                        _ if i == 0 => block::<Pairs, true>(m, count, &work),
-                        _ => block::<Pairs, false>(m, count, &work),
+                        (false, _) => block::<Whole, NOTHING>(m, count, &work),
+                        (true, Form::F32) => block::<Whole, STRETCH>(m, count, &work),
+                        _ => block::<Pairs, STRETCH>(m, count, &work),
                     }
                 }
             }
@@ -156,10 +171,10 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
             match m {
                 $($m => {
                     if panels.end - panel >= $v {
-                        multiply::<S, $m, $v, true>(&work(panel));
+                        multiply::<S, $m, $v, AHEAD_HERE>(&work(panel));
                         panel += $v;
                     } else {
-                        multiply::<S, $m, 1, true>(&work(panel));
+                        multiply::<S, $m, 1, AHEAD_HERE>(&work(panel));
                         panel += 1;
                     }
                 })*
@@ -178,11 +193,11 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
 ///
 /// # Safety
 /// The work is sound.
-unsafe fn block<S: Stored, const FAR: bool>(m: usize, panels: usize, work: &Work) {
+unsafe fn block<S: Stored, const ASK: usize>(m: usize, panels: usize, work: &Work) {
     macro_rules! rows {
         ($v:literal: $($m:literal)*) => {
             match m {
-                $($m => multiply::<S, $m, $v, FAR>(work),)*
+                $($m => multiply::<S, $m, $v, ASK>(work),)*
                 _ => unreachable!("at most {BLOCK_ROWS} rows"),
             }
         };
@@ -202,8 +217,8 @@ unsafe fn block<S: Stored, const FAR: bool>(m: usize, panels: usize, work: &Work
 /// # Safety
 /// The panels hold `k` steps; `y` has M rows of up to 16·V columns, the caller's alone; the processor has AVX-512.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn multiply<S: Stored, const M: usize, const V: usize, const FAR: bool>(work: &Work) {
-    let &Work { w, apart, x, k, y, ldc, n, from_y } = work;
+unsafe fn multiply<S: Stored, const M: usize, const V: usize, const ASK: usize>(work: &Work) {
+    let &Work { w, apart, x, k, y, ldc, n, from_y, next: stretch } = work;
     let keep = |v: usize| -> __mmask16 {
         let left = n.saturating_sub(v * LANES);
         if left >= LANES { !0 } else { (1 << left) - 1 }
@@ -226,8 +241,11 @@ unsafe fn multiply<S: Stored, const M: usize, const V: usize, const FAR: bool>(w
             let mut raw = [_mm512_setzero_si512(); V];
             for v in 0..V {
                 let at = w.add(v * apart + p / S::STEPS * LANES * 4);
-                if FAR {
+                if ASK == AHEAD_HERE {
                     _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(next).cast());
+                }
+                if ASK == STRETCH && (p / S::STEPS).is_multiple_of(2) {
+                    _mm_prefetch::<_MM_HINT_T1>(stretch.wrapping_add(v * apart + p / S::STEPS / 2 * 64).cast());
                 }
                 raw[v] = _mm512_loadu_si512(at.cast());
             }
