@@ -10,8 +10,10 @@ use crate::{Device, Isa};
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-/// Panels of weights that are multiplied together, at most.
-pub(super) const GROUP: usize = 4;
+/// Panels that a product of `m` rows is cut at multiples of, so that most of them are multiplied several at a time.
+pub(super) fn unit(m: usize) -> usize {
+    if m > STREAM { BLOCK_PANELS } else { 2 }
+}
 
 /// Rows up to which weights stream from memory past all rows at once. Beyond, a stretch of a few panels is read into a cache, where blocks of
 /// rows pass by.

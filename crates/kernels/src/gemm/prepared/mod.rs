@@ -213,6 +213,25 @@ struct Product<'a> {
     y: Parts<'a, f32>,
     /// Tasks before its own.
     first: usize,
+    /// Its own tasks.
+    tasks: usize,
+    /// Panels that tasks are cut at multiples of.
+    unit: usize,
+}
+
+impl Product<'_> {
+    /// The panels of its task `i`.
+    fn panels(&self, i: usize) -> std::ops::Range<usize> {
+        let (panels, units) = (self.weight.layout.panels(), self.weight.layout.panels().div_ceil(self.unit));
+        let cut = |i: usize| (i * units / self.tasks * self.unit).min(panels);
+        cut(i)..cut(i + 1)
+    }
+}
+
+/// Tasks that `units` units of work fall into: a few a thread, equal ones if that is possible.
+fn tasks_for(units: usize, threads: usize) -> usize {
+    let even = (1..=TASKS).rev().map(|each| each * threads).find(|tasks| units.is_multiple_of(*tasks));
+    even.unwrap_or(units.min(TASKS * threads)).max(1)
 }
 
 /// x [m, k] in the forms that the products take.
@@ -228,7 +247,7 @@ struct Rows<'a> {
 /// Values of x up to which preparing them is not worth waking the team.
 const SMALL: usize = 1 << 14;
 
-/// Tasks a worker: enough for an even load, few enough for long reads.
+/// Tasks a worker at most: enough for an even load, few enough for long reads.
 const TASKS: usize = 4;
 
 /// Multiplies x [m, k] with every weight of `outputs`, all of the same k.
@@ -249,8 +268,7 @@ pub fn multiply(dev: &Device, m: usize, x: &[f32], outputs: &mut [Output<'_>]) -
     });
     check_len(NAME, "x", x.len(), m.saturating_mul(k))?;
     let threads = dev.team().threads();
-    let panels: usize = outputs.iter().map(|o| o.weight.layout.panels()).sum();
-    let piece = panels.div_ceil(TASKS * threads).next_multiple_of(exact::GROUP);
+    let unit = exact::unit(m);
     let (mut tasks, mut products) = (0, Vec::with_capacity(outputs.len()));
     for o in outputs {
         let layout = o.weight.layout;
@@ -268,8 +286,9 @@ pub fn multiply(dev: &Device, m: usize, x: &[f32], outputs: &mut [Output<'_>]) -
         if let Some(b) = o.bias {
             check_len(NAME, "bias", b.len(), layout.n)?;
         }
-        products.push(Product { weight: o.weight, bias: o.bias, y: Parts::new(o.y), first: tasks });
-        tasks += layout.panels().div_ceil(piece);
+        let own = tasks_for(layout.panels().div_ceil(unit), threads);
+        products.push(Product { weight: o.weight, bias: o.bias, y: Parts::new(o.y), first: tasks, tasks: own, unit });
+        tasks += own;
     }
     if m == 0 {
         return Ok(());
@@ -286,8 +305,7 @@ pub fn multiply(dev: &Device, m: usize, x: &[f32], outputs: &mut [Output<'_>]) -
     let rows = Rows { m, exact: if m > 1 { exact } else { x }, blocks };
     dev.team().run(tasks, &|task, worker| {
         let p = products.iter().rfind(|p| p.first <= task).unwrap_or(&products[0]);
-        let first = (task - p.first) * piece;
-        let panels = first..(first + piece).min(p.weight.layout.panels());
+        let panels = p.panels(task - p.first);
         // SAFETY: lengths and alignment were checked; the columns of these panels of y belong to this task alone; rows were prepared
         // for this device.
         unsafe {

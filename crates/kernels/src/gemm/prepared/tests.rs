@@ -231,3 +231,21 @@ fn lengths_are_checked() {
     assert!(multiply(&dev, 1, &x, &mut both).unwrap_err().to_string().contains("share one x"));
     multiply(&dev, 0, &[], &mut [Output { weight: w.get(), bias: None, y: &mut [] }]).unwrap();
 }
+
+#[test]
+fn tasks_cover_every_panel_once() {
+    let dev = Device::new(1);
+    for n in [1, 16, 100, 192, 576, 1536, 1000] {
+        let w = Matrix::new(&dev, Form::Q8, &values(1, n * 32), 32);
+        for threads in [1, 2, 3, 7] {
+            for unit in [2, 3] {
+                let (mut y, panels) = (vec![0f32; n], n.div_ceil(LANES));
+                let tasks = tasks_for(panels.div_ceil(unit), threads);
+                assert!((1..=TASKS * threads).contains(&tasks));
+                let p = Product { weight: w.get(), bias: None, y: Parts::new(&mut y), first: 0, tasks, unit };
+                let all: Vec<usize> = (0..tasks).flat_map(|i| p.panels(i)).collect();
+                assert_eq!(all, (0..panels).collect::<Vec<_>>(), "{n} outputs, {threads} threads");
+            }
+        }
+    }
+}

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::{Form, LANES, Product, Rows};
-use super::{BLOCK_PANELS, BLOCK_ROWS, DEPTH, GROUP, SHALLOW, STREAM, WIDENED};
+use super::{BLOCK_PANELS, BLOCK_ROWS, DEPTH, SHALLOW, STREAM, WIDENED};
 use crate::Device;
 use crate::gemm::tile::avx512::Avx512;
 use crate::gemm::tile::{Form as TileForm, Side, Src, Tile};
@@ -182,7 +182,6 @@ unsafe fn stream<S: Stored>(m: usize, panels: Range<usize>, work: &dyn Fn(usize)
             }
         };
     }
-    const { assert!(GROUP >= 4) };
     while panel < panels.end {
         // SAFETY: the caller's promise.
         unsafe { rows!(1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 3, 8 3) }
