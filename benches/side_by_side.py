@@ -4,8 +4,8 @@
     python benches/side_by_side.py [--rounds 3] [--threads 2] [--only train,gemm,generate] [--gguf MODEL.gguf] [--steps 3]
 
 Run it with an interpreter that has torch, numpy and transformers, and xllamacpp for --gguf (pip install torch numpy transformers xllamacpp==2026.10.11549).
-Every round runs each program once, one after the other; medians over the rounds are compared. Writes docs/benchmarks.jsonl (every run) and docs/benchmarks.md
-(the table). Nothing else should run meanwhile: on a busy machine two threads wait for each other, and the ratio says little.
+Every round runs each program once, one after the other; medians over the rounds are compared. Prints the table, and, unless --only leaves something out,
+writes it into docs/benchmarks.md and every run into docs/benchmarks.jsonl. (One shape of training, with any arguments: train_vs_torch.sh.) Nothing else should run meanwhile: on a busy machine two threads wait for each other, and the ratio says little.
 """
 import argparse
 import datetime
@@ -39,10 +39,10 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--steps", type=int, default=3, help="measured training steps of a run")
-parser.add_argument("--only", default="train,gemm,generate")
+parser.add_argument("--only", default="")
 parser.add_argument("--gguf", help="a GGUF file for the comparison with llama.cpp")
 args = parser.parse_args()
-only = args.only.split(",")
+only = args.only.split(",") if args.only else ["train", "gemm", "generate"]
 threads = ["--threads", str(args.threads)]
 # Some machines set OpenBLAS's core type for old builds; it slows a current numpy and says nothing about torch.
 environment = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
@@ -59,6 +59,11 @@ def run(command, **note):
         runs.append({**note, **line})
         print(json.dumps(runs[-1]), flush=True)
     return lines
+
+
+def shown(argument):
+    """An argument as others can repeat it: a file by its name."""
+    return pathlib.Path(argument).name if pathlib.Path(argument).is_file() else argument
 
 
 def median(lines, key):
@@ -115,17 +120,16 @@ if "generate" in only and args.gguf:
         row("Generation, one sequence", f"{name}: {what} / llama.cpp", median(a, f"{what}_tokens_per_s"), median(b, f"{what}_tokens_per_s"), "tokens/s")
 
 commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, stdout=subprocess.PIPE).stdout.strip()
-with open(ROOT / "docs/benchmarks.jsonl", "w") as f:
-    f.writelines(json.dumps(r) + "\n" for r in runs)
-with open(ROOT / "docs/benchmarks.md", "w") as f:
-    f.write("# Beside others\n\n")
-    f.write(f"Written by `python benches/side_by_side.py {' '.join(sys.argv[1:])}` on {datetime.date.today()}, commit {commit}; every run is in "
-            "[benchmarks.jsonl](benchmarks.jsonl).\n")
-    f.write(f"{doctor.get('cpu', 'processor unknown')}, {args.threads} threads, {doctor['isa']}, f32 multiply-add peak {doctor['peak_fma_gflops']:.0f} GFLOP/s, "
-            f"reading {doctor['read_bandwidth_gbs']:.0f} GB/s. Medians of {args.rounds} rounds that alternate.\n")
-    f.write("Memory is ours over the peer's (peak resident), where it was measured.\n")
-    for section in dict.fromkeys(r[0] for r in rows):
-        last = "of the peak" if section.startswith("Products") else "memory"
-        f.write(f"\n## {section}\n\n| ours / peer | ours | peer | | ratio | {last} |\n|---|---|---|---|---|---|\n")
-        f.writelines(f"| {' | '.join(r[1:])} |\n" for r in rows if r[0] == section)
-print((ROOT / "docs/benchmarks.md").read_text())
+page = ["# Beside others\n",
+        f"Written by `python benches/side_by_side.py {' '.join(map(shown, sys.argv[1:]))}` on {datetime.date.today()}, commit {commit}; every run is in [benchmarks.jsonl](benchmarks.jsonl).",
+        f"{doctor.get('cpu', 'processor unknown')}, {args.threads} threads, {doctor['isa']}, f32 multiply-add peak {doctor['peak_fma_gflops']:.0f} GFLOP/s, reading "
+        f"{doctor['read_bandwidth_gbs']:.0f} GB/s. Medians of {args.rounds} rounds that alternate.",
+        "Memory is ours over the peer's (peak resident), where it was measured."]
+for section in dict.fromkeys(r[0] for r in rows):
+    last = "of the peak" if section.startswith("Products") else "memory"
+    page += [f"\n## {section}\n", f"| ours / peer | ours | peer | | ratio | {last} |", "|---|---|---|---|---|---|"]
+    page += [f"| {' | '.join(r[1:])} |" for r in rows if r[0] == section]
+print("\n".join(page))
+if not args.only:
+    (ROOT / "docs/benchmarks.md").write_text("\n".join(page) + "\n")
+    (ROOT / "docs/benchmarks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in runs))

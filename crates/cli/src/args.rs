@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx_parallel::Exactness;
 
 /// Train and run large models, Hugging Face files in, Hugging Face files out.
 #[derive(Parser, Debug)]
@@ -323,7 +325,7 @@ pub struct Precision {
     /// A text of some hundred kilobytes or more; it is read as bytes.
     pub text: PathBuf,
     /// Recipes; all if left out.
-    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(long, value_parser = exactness(), value_delimiter = ',')]
     pub recipes: Vec<Exactness>,
     /// Optimizer steps.
     #[arg(long, default_value_t = 500)]
@@ -381,7 +383,7 @@ pub struct BenchGemm {
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub dtype: Dtype,
     /// How exact the products must be.
-    #[arg(long, value_enum, default_value_t = Exactness::F32)]
+    #[arg(long, value_parser = exactness(), default_value_t = Exactness::F32)]
     pub arithmetic: Exactness,
     /// Threads; all cores if left out.
     #[arg(long)]
@@ -464,7 +466,7 @@ pub struct BenchTrain {
     #[arg(long)]
     pub recompute: bool,
     /// How exact the products of linear layers must be; if left out, as the type of the weights says.
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = exactness())]
     pub arithmetic: Option<Exactness>,
     /// What the kernels took.
     #[command(flatten)]
@@ -496,59 +498,9 @@ impl From<WeightForm> for phalanx_models::WeightForm {
     }
 }
 
-/// How exact products must be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Exactness {
-    /// As f32
-    F32,
-    /// 16 bits of each operand count
-    Bf16x2,
-    /// Operands rounded to bf16
-    Bf16,
-    /// 8 bits with block scales, multiplied as integers
-    #[value(name = "int8_block")]
-    Int8Block,
-    /// The same with gradients rounded at random
-    #[value(name = "int8_block_stochastic")]
-    Int8BlockStochastic,
-    /// FP8 with one scale a tensor, from earlier steps (simulated)
-    #[value(name = "fp8_delayed")]
-    Fp8Delayed,
-    /// FP8 with one scale a tensor (simulated)
-    #[value(name = "fp8_tensorwise")]
-    Fp8Tensorwise,
-    /// FP8 with block scales (simulated)
-    #[value(name = "fp8_blockwise")]
-    Fp8Blockwise,
-    /// FP8 with a power of two for each 32 values (simulated)
-    #[value(name = "mxfp8")]
-    Mxfp8,
-    /// fp16 with block scales (simulated)
-    #[value(name = "fp16_block")]
-    Fp16Block,
-}
-
-impl From<Exactness> for phalanx_parallel::Exactness {
-    fn from(e: Exactness) -> Self {
-        match e {
-            Exactness::F32 => Self::F32,
-            Exactness::Bf16x2 => Self::Bf16x2,
-            Exactness::Bf16 => Self::Bf16,
-            Exactness::Int8Block => Self::Int8Block,
-            Exactness::Int8BlockStochastic => Self::Int8BlockStochastic,
-            Exactness::Fp8Delayed => Self::Fp8Delayed,
-            Exactness::Fp8Tensorwise => Self::Fp8Tensorwise,
-            Exactness::Fp8Blockwise => Self::Fp8Blockwise,
-            Exactness::Mxfp8 => Self::Mxfp8,
-            Exactness::Fp16Block => Self::Fp16Block,
-        }
-    }
-}
-
-impl From<Exactness> for phalanx_kernels::gemm::Arithmetic {
-    fn from(e: Exactness) -> Self {
-        phalanx_parallel::Exactness::from(e).into()
-    }
+/// Names of a plan's `arithmetic`.
+fn exactness() -> impl TypedValueParser<Value = Exactness> {
+    PossibleValuesParser::new(Exactness::ALL.map(Exactness::name)).try_map(|name| name.parse::<Exactness>())
 }
 
 /// A type of weights.

@@ -539,10 +539,10 @@ fn kept_block_sizes() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx"));
         command.args(args).env("XDG_CACHE_HOME", dir.path("")).output().unwrap()
     };
-    let help = ["bench", "gemm", "--threads", "1", "--rounds", "1", "forward", "2048x192x576"];
+    let bench = ["bench", "gemm", "--threads", "1", "--rounds", "1", "forward", "2048x192x576"];
     let unit = |unit: &str, kc: usize| {
         format!(
-            r#"{{"processor": "PROCESSOR", "threads": 1, "sizes": [{{"unit": "{unit}", "kc": {kc}, "mc": 64, "stretch": 65536, "narrow": 64, "narrow_rows": 512, "narrow_values": 1000, "narrow_kc": 256}}]}}"#
+            r#"{{"processor": "PROCESSOR", "sizes": [{{"unit": "{unit}", "kc": {kc}, "mc": 64, "stretch": 65536, "narrow": 64, "narrow_rows": 512, "narrow_values": 1000, "narrow_kc": 256}}]}}"#
         )
     };
     for (content, note) in [
@@ -552,7 +552,7 @@ fn kept_block_sizes() {
         (String::new(), true),
     ] {
         std::fs::write(&file, &content).unwrap();
-        let out = run(&help);
+        let out = run(&bench);
         let said = text(&out.stderr);
         assert!(out.status.success(), "{content}: {said}");
         assert_eq!(said.contains("tune.json is not used"), note, "{content}: {said}");

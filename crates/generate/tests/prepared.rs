@@ -1,14 +1,13 @@
 //! Models laid out for generation: exact ones give the bits of plain tensors; rounded ones stay near what their weights stand for, and their bits
 //! do not depend on the batch, the cut of the prompts or the threads.
 
-use phalanx_nn::Arithmetic;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use phalanx_generate::{Completion, Generator, GeneratorOptions, Request, SamplingParams, Token};
 use phalanx_kernels::gemm::prepared::Form;
 use phalanx_models::{Model, ModelConfig, WeightForm, initialise, lay_out, logits, loss};
-use phalanx_nn::{Batch, Cx, Env};
+use phalanx_nn::{Arithmetic, Batch, Cx, Env};
 use phalanx_tensor::{Category, DType, Runtime};
 use serde_json::json;
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use phalanx_kernels::adamw::{self, AdamW};
 use phalanx_kernels::attention::{self, Attention, Seq};
 use phalanx_kernels::glu::{self, Act};
+use phalanx_kernels::lowp::{self, E4M3, Operand, Recipe, Rounding, Tile};
 use phalanx_kernels::scratch::HugeBuf;
 use phalanx_kernels::{
     Device, Isa, Mat, cross_entropy, elementwise, embedding, layer_norm, peak, reduce, rms_norm, rope,
@@ -56,6 +57,7 @@ fn main() {
     let dev = Device::with_isa(isa, threads).expect("an instruction set of this processor");
     decode_rates(&dev);
     row_rates(&dev);
+    low_precision_rates(&dev);
 }
 
 fn decode_rates(dev: &Device) {
@@ -142,4 +144,28 @@ fn row_rates(dev: &Device) {
         adamw::step(dev, &o, table, grad, m1, v1, None).unwrap();
     });
     bandwidth(dev, "adamw", 28 * vocab * h, s);
+}
+
+/// Bytes are those of the f32 values, read and written, whatever the codes are.
+fn low_precision_rates(dev: &Device) {
+    let (rows, cols) = (2048, 2048);
+    let n = rows * cols;
+    let (x, out) = (values(n, 1), values(n, 2));
+    let (mut codes, mut scales) = (vec![0u8; n], vec![0f32; Tile::ROW_128.scales(rows, cols)]);
+    let s = best(dev, || lowp::encode::<E4M3>(dev, x, &mut codes).unwrap());
+    bandwidth(dev, "encode e4m3", 5 * n, s);
+    let s = best(dev, || lowp::decode::<E4M3>(dev, &codes, out).unwrap());
+    bandwidth(dev, "decode e4m3", 5 * n, s);
+    let s = best(dev, || lowp::saved::compress(dev, x, rows, cols, &mut codes, &mut scales).unwrap());
+    bandwidth(dev, "compress for backward", 5 * n, s);
+    for recipe in Recipe::ALL {
+        for operand in Operand::ALL {
+            let spec = recipe.spec(operand);
+            for (name, spec) in [("", spec), (" over rows", spec.summed_over_rows())] {
+                let round = || lowp::fake_quantise(dev, &spec, Rounding::NearestEven, x, rows, cols, out).unwrap();
+                let s = best(dev, round);
+                bandwidth(dev, &format!("round {operand:?} {recipe}{name}"), 8 * n, s);
+            }
+        }
+    }
 }

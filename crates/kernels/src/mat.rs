@@ -20,6 +20,11 @@ impl<'a> Mat<'a> {
         }
     }
 
+    /// Whether the elements are bf16.
+    pub fn is_bf16(&self) -> bool {
+        matches!(self, Mat::Bf16(_))
+    }
+
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -22,6 +22,34 @@ pub fn fma_gflops(dev: &Device) -> f64 {
     })
 }
 
+/// The same for the instructions that less exact products are made with, where the device uses them: pairs of bf16, and bytes (10⁹ operations a
+/// second). Tiles of AMX are not measured.
+pub fn low_precision_gflops(dev: &Device) -> LowPrecisionPeaks {
+    #[cfg(target_arch = "x86_64")]
+    if dev.isa() >= Isa::Avx512 {
+        let rate = |burst: unsafe fn() -> f64| {
+            // SAFETY: called where the processor has the instruction, below.
+            best_sum(dev, &|_| unsafe { burst() } / 1e9)
+        };
+        let pairs = dev.isa() == Isa::Avx512 && crate::isa::has_fast_bf16_pairs();
+        return LowPrecisionPeaks {
+            bf16: pairs.then(|| rate(burst_bf16)),
+            int8: crate::isa::has_vnni().then(|| rate(burst_int8)),
+        };
+    }
+    let _ = dev;
+    LowPrecisionPeaks::default()
+}
+
+/// What [`low_precision_gflops`] found.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowPrecisionPeaks {
+    /// Pairs of bf16, where products of them are made so.
+    pub bf16: Option<f64>,
+    /// Bytes with int32 sums.
+    pub int8: Option<f64>,
+}
+
 /// Reading memory larger than any cache, all threads together, in GB/s (10⁹ bytes). Huge pages, as tensors have.
 ///
 /// # Errors
@@ -143,6 +171,46 @@ fn burst_avx512() -> f64 {
         std::hint::black_box(_mm512_reduce_add_ps(*a));
     });
     (2 * 16 * CHAINS * STEPS) as f64
+}
+
+/// # Safety
+/// The processor has AVX-512 BF16.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn burst_bf16() -> f64 {
+    use std::arch::x86_64::*;
+    const CHAINS: usize = 24;
+    let x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(std::hint::black_box(0.5)), _mm512_set1_ps(0.25));
+    let mut acc = [_mm512_setzero_ps(); CHAINS];
+    for _ in 0..STEPS {
+        for a in &mut acc {
+            *a = _mm512_dpbf16_ps(*a, x, x);
+        }
+    }
+    acc.iter().for_each(|a| {
+        std::hint::black_box(_mm512_reduce_add_ps(*a));
+    });
+    (2 * 32 * CHAINS * STEPS) as f64
+}
+
+/// # Safety
+/// The processor has AVX-512 VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn burst_int8() -> f64 {
+    use std::arch::x86_64::*;
+    const CHAINS: usize = 24;
+    let x = _mm512_set1_epi8(std::hint::black_box(3));
+    let mut acc = [_mm512_setzero_si512(); CHAINS];
+    for _ in 0..STEPS {
+        for a in &mut acc {
+            *a = _mm512_dpbusd_epi32(*a, x, x);
+        }
+    }
+    acc.iter().for_each(|a| {
+        std::hint::black_box(_mm512_reduce_add_epi32(*a));
+    });
+    (2 * 64 * CHAINS * STEPS) as f64
 }
 
 #[cfg(target_arch = "x86_64")]

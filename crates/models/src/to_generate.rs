@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_formats::gguf::model::Source;
 use phalanx_formats::gguf::{GgmlType, GgufModel};
-use phalanx_kernels::bf16;
-use phalanx_kernels::gemm::prepared::{Form, Layout, q4_0_to_q4, quantise_row};
+use phalanx_kernels::gemm::prepared::{Form, Layout, q4_0_to_q4};
 use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, DType, PreparedMatrix, PreparedSpace, Runtime};
 
@@ -120,16 +119,7 @@ fn prepared(rt: &Runtime, space: &mut PreparedSpace, p: &Parameter, source: &Sou
         } else {
             let mut wide = vec![0f32; k];
             source.read_rows(i..i + 1, &mut wide);
-            match form {
-                Form::F32 => {
-                    wide.iter().zip(out.chunks_exact_mut(4)).for_each(|(x, o)| o.copy_from_slice(&x.to_le_bytes()));
-                }
-                Form::Bf16 => {
-                    let halves = wide.iter().map(|&x| bf16::from_f32(x).to_le_bytes());
-                    halves.zip(out.chunks_exact_mut(2)).for_each(|(x, o)| o.copy_from_slice(&x));
-                }
-                Form::Q8 | Form::Q4 => quantise_row(form, &wide, out),
-            }
+            form.write_row(&wide, out);
             wide.iter().all(|x| x.is_finite())
         };
         if !finite {

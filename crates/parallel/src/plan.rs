@@ -16,7 +16,7 @@ pub enum Precision {
     Bf16,
 }
 
-/// How exact the products of linear layers must be. Other machines than those with bf16 tiles make them in f32 whatever is permitted.
+/// How exact the products of linear layers must be, by the names of a plan; see [`Arithmetic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exactness {
     /// As f32.
@@ -51,13 +51,49 @@ pub enum Exactness {
     Fp16Block,
 }
 
-impl std::fmt::Display for Exactness {
+impl Exactness {
+    /// All, the most exact first.
+    pub const ALL: [Exactness; 10] = [
+        Exactness::F32,
+        Exactness::Bf16x2,
+        Exactness::Bf16,
+        Exactness::Int8Block,
+        Exactness::Int8BlockStochastic,
+        Exactness::Fp8Delayed,
+        Exactness::Fp8Tensorwise,
+        Exactness::Fp8Blockwise,
+        Exactness::Mxfp8,
+        Exactness::Fp16Block,
+    ];
+
     /// The name in a plan.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    pub const fn name(self) -> &'static str {
         match self {
-            Exactness::Int8BlockStochastic => f.write_str("int8_block_stochastic"),
-            other => Arithmetic::from(*other).fmt(f),
+            Exactness::F32 => "f32",
+            Exactness::Bf16x2 => "bf16x2",
+            Exactness::Bf16 => "bf16",
+            Exactness::Int8Block => "int8_block",
+            Exactness::Int8BlockStochastic => "int8_block_stochastic",
+            Exactness::Fp8Delayed => "fp8_delayed",
+            Exactness::Fp8Tensorwise => "fp8_tensorwise",
+            Exactness::Fp8Blockwise => "fp8_blockwise",
+            Exactness::Mxfp8 => "mxfp8",
+            Exactness::Fp16Block => "fp16_block",
         }
+    }
+}
+
+impl std::fmt::Display for Exactness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Exactness {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Exactness, String> {
+        let names = Exactness::ALL.map(Exactness::name).join(", ");
+        Exactness::ALL.into_iter().find(|e| e.name() == s).ok_or_else(|| format!("\"{s}\" is none of {names}"))
     }
 }
 
@@ -140,5 +176,23 @@ fn pairs<'de, D: serde::Deserializer<'de>, P: DeserializeOwned>(d: D) -> Result<
             .into_iter()
             .map(|(k, v)| serde_json::from_value(v).map(|p| (k, p)).map_err(serde::de::Error::custom))
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_a_plan() {
+        for e in Exactness::ALL {
+            assert_eq!(serde_json::to_value(e).unwrap(), e.name());
+            assert_eq!(e.name().parse(), Ok(e));
+            // Rounding at random is the one thing that products alone do not tell.
+            if e != Exactness::Int8BlockStochastic {
+                assert_eq!(Arithmetic::from(e).to_string(), e.name());
+            }
+        }
+        assert!("int8".parse::<Exactness>().unwrap_err().contains("int8_block"));
     }
 }

@@ -120,12 +120,11 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         }
         for (roots, e) in &arithmetic {
             if inside(i, roots) {
-                s.arithmetic = (*e).into();
-                s.stochastic_gradients = *e == Exactness::Int8BlockStochastic;
                 // A block recipe is for the blocks; the head stays at 16 bits, as where the recipe comes from.
-                if s.arithmetic.is_block_recipe() && site.kind == "head" {
-                    s.arithmetic = Arithmetic::Bf16;
-                }
+                let recipe = Arithmetic::from(*e).is_block_recipe();
+                let e = if recipe && site.kind == "head" { Exactness::Bf16 } else { *e };
+                s.arithmetic = e.into();
+                s.stochastic_gradients = e == Exactness::Int8BlockStochastic;
             }
         }
         if s.adapter && site.kind != "linear" {
@@ -276,6 +275,23 @@ mod tests {
         assert_eq!(r.modules["model.layers.0.mlp.up_proj"].precision, DType::Bf16);
         assert_eq!(r.modules["model.layers.0.norm"].precision, DType::F32);
         assert_eq!(r.modules["lm_head"].precision, DType::F32);
+    }
+
+    #[test]
+    fn arithmetic_follows_precision_and_recipes_leave_the_head_alone() {
+        let arithmetic = |json: &str| {
+            let r = resolve(&model(), &plan(json)).unwrap();
+            ["model.layers.0.mlp.up_proj", "lm_head"].map(|path| {
+                let s = &r.modules[path];
+                (s.arithmetic, s.stochastic_gradients)
+            })
+        };
+        let (f32, bf16) = ((Arithmetic::F32, false), (Arithmetic::Bf16, false));
+        assert_eq!(arithmetic(r#"{"precision": "bf16"}"#), [bf16, bf16]);
+        assert_eq!(arithmetic(r#"{"precision": "bf16", "arithmetic": "f32"}"#), [f32, f32]);
+        assert_eq!(arithmetic(r#"{"arithmetic": "int8_block"}"#), [(Arithmetic::Int8Block, false), bf16]);
+        assert_eq!(arithmetic(r#"{"arithmetic": "int8_block_stochastic"}"#), [(Arithmetic::Int8Block, true), bf16]);
+        assert_eq!(arithmetic(r#"{"arithmetic": {"**": "int8_block_stochastic", "model": "f32"}}"#), [f32, bf16]);
     }
 
     #[test]

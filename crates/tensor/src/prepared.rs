@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use half::bf16;
-use phalanx_kernels::gemm::prepared::{Form, Layout, Output, Prepared, multiply, quantise_row};
+use phalanx_kernels::gemm::prepared::{Form, Layout, Output, Prepared, multiply};
 
 use crate::error::{Result, TensorError};
 use crate::pool::Block;
@@ -94,16 +93,8 @@ impl PreparedMatrix {
         };
         let values = w.mat();
         PreparedMatrix::from_rows(rt, space, form, [n, k], &|i, out| {
-            let row = |p: usize| values.at(i * k + p);
-            match form {
-                Form::F32 => {
-                    (0..k).zip(out.chunks_exact_mut(4)).for_each(|(p, o)| o.copy_from_slice(&row(p).to_le_bytes()))
-                }
-                Form::Bf16 => (0..k)
-                    .zip(out.chunks_exact_mut(2))
-                    .for_each(|(p, o)| o.copy_from_slice(&bf16::from_f32(row(p)).to_le_bytes())),
-                Form::Q8 | Form::Q4 => quantise_row(form, &(0..k).map(row).collect::<Vec<_>>(), out),
-            }
+            let row: Vec<f32> = (0..k).map(|p| values.at(i * k + p)).collect();
+            form.write_row(&row, out);
         })
     }
 

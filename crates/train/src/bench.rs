@@ -3,15 +3,15 @@
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::{Arithmetic, DelayedScales, Env};
+use phalanx_nn::{DelayedScales, Env};
 use phalanx_parallel::{Exactness, Precision};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
-use crate::step::{forward_backward, layout};
+use crate::optimizer::{AdamW, AdamWOptions};
+use crate::step::{layout, single_batch_step};
 use crate::{Result, TrainError};
 
 /// Named shapes: name, hidden, layers, heads, kv heads, head dim, intermediate, vocabulary, tied.
@@ -142,7 +142,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         ..Default::default()
     };
     let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
-    let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head"), Arithmetic::from).to_string();
+    let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head").to_string(), |a| a.to_string());
     env.scales = DelayedScales::new(&model, &resolved).into();
     env.plan = resolved.into();
     let (mut times, mut losses) = (vec![], vec![]);
@@ -155,13 +155,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
             }
         }
         let start = std::time::Instant::now();
-        let _step = profiler.region("step");
-        let loss = forward_backward(&model, &env, &batch)?;
-        let n = loss.count.max(1) as f64;
-        let _optimizer = profiler.phase("optimizer");
-        let norm = optimizer.grad_norm(rt)? / n;
-        optimizer.step(rt, 1e-4, (clip_factor(norm, 1.0) / n) as f32)?;
-        env.scales.commit();
+        let loss = single_batch_step(&model, &env, &batch, &mut optimizer, 1e-4)?;
         if i >= o.warmup {
             times.push(start.elapsed().as_secs_f64());
         }

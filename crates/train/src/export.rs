@@ -3,12 +3,11 @@
 //! Adapters are merged in f32. Before anything is shipped, the merged model must give the adapted model's logits, and after rounding
 //! to the stored type it must differ from the base: an export that silently drops the training is refused.
 
-use phalanx_nn::Arithmetic;
 use std::path::Path;
 
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, logits, save_weights};
-use phalanx_nn::{Batch, Cx, Env, Parameter};
+use phalanx_nn::{Arithmetic, Batch, Cx, Env, Parameter};
 use phalanx_tensor::{Category, DType};
 use serde::Serialize;
 

@@ -21,9 +21,9 @@ use phalanx_tensor::{Category, DType, Runtime};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
+use crate::optimizer::{AdamW, AdamWOptions};
 use crate::schedule::{Schedule, Shape};
-use crate::step::{forward_backward, layout};
+use crate::step::{layout, single_batch_step};
 use crate::{Result, TrainError};
 
 /// Most that a recipe's smoothed loss may be off, relative.
@@ -177,11 +177,8 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, (recipe, nudged): (Exactness, 
         (env.seed, env.moment) = (seed, step as u64);
         env.plan = resolved.clone();
         env.scales = scales.clone();
-        let loss = forward_backward(&model, &env, &batch)?;
-        let n = loss.count.max(1) as f64;
-        let norm = optimizer.grad_norm(rt)? / n;
-        optimizer.step(rt, schedule.at(step as u64) as f32, (clip_factor(norm, 1.0) / n) as f32)?;
-        scales.commit();
+        let lr = schedule.at(step as u64) as f32;
+        let loss = single_batch_step(&model, &env, &batch, &mut optimizer, lr)?;
         out.push(loss.mean());
     }
     Ok(out)

@@ -3,14 +3,13 @@
 //! The layout is that of `testkit/fixtures/golden/make_golden.py`: a model, a batch, and what `transformers` and PyTorch computed
 //! for it: logits, loss, every gradient, eight clipped AdamW steps, a greedy continuation.
 
-use phalanx_nn::Arithmetic;
 use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_formats::{Dtype, TensorView, WeightFolder};
 use phalanx_models::{Model, ModelConfig, ModelError, load_weights, logits};
-use phalanx_nn::{Cx, Env};
+use phalanx_nn::{Arithmetic, Cx, Env};
 use phalanx_tensor::{DType, Runtime};
 use serde::Serialize;
 

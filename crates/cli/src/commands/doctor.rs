@@ -12,6 +12,7 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
     let rt = super::runtime(threads)?;
     let dev = rt.device();
     let fma = peak::fma_gflops(dev);
+    let low = peak::low_precision_gflops(dev);
     let gemm = gemm_gflops(&rt)?;
     let (read, copy) = (peak::read_bandwidth_gbs(dev)?, peak::copy_bandwidth_gbs(dev)?);
     let threads = dev.team().threads();
@@ -22,6 +23,8 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
             o.insert("isa".into(), json!(dev.isa().to_string()));
             o.insert("measured_threads".into(), json!(threads));
             o.insert("peak_fma_gflops".into(), json!(fma));
+            o.insert("peak_bf16_gflops".into(), json!(low.bf16));
+            o.insert("peak_int8_gops".into(), json!(low.int8));
             o.insert("gemm_gflops".into(), json!(gemm));
             o.insert("read_bandwidth_gbs".into(), json!(read));
             o.insert("copy_bandwidth_gbs".into(), json!(copy));
@@ -35,6 +38,10 @@ pub fn run(json: bool, threads: Option<usize>) -> Result<Outcome> {
     }
     table.row(["kernels run on".into(), format!("{}, {threads} threads", dev.isa())]);
     table.row(["f32 multiply-add peak".into(), format!("{fma:.0} GFLOP/s measured")]);
+    let rows = [("bf16 pairs peak", low.bf16, "GFLOP/s"), ("int8 peak", low.int8, "GOP/s")];
+    for (what, rate, unit) in rows.into_iter().filter_map(|(what, rate, unit)| Some((what, rate?, unit))) {
+        table.row([what.into(), format!("{rate:.0} {unit} measured ({:.1} × f32)", rate / fma)]);
+    }
     table.row(["f32 GEMM 1024³".into(), format!("{gemm:.0} GFLOP/s measured ({:.0} % of peak)", 100.0 * gemm / fma)]);
     table.row(["memory read".into(), format!("{read:.1} GB/s measured")]);
     table.row(["memory copy".into(), format!("{copy:.1} GB/s measured")]);

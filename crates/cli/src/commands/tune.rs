@@ -10,7 +10,7 @@ use phalanx_kernels::gemm::{Arithmetic, Blocking};
 use phalanx_report::System;
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Exactness, Tune};
+use crate::args::Tune;
 use crate::out;
 use crate::outcome::{Outcome, Result};
 
@@ -19,7 +19,6 @@ use crate::outcome::{Outcome, Result};
 #[serde(deny_unknown_fields)]
 struct Kept {
     processor: String,
-    threads: usize,
     sizes: Vec<Sizes>,
 }
 
@@ -67,15 +66,14 @@ pub fn run(a: &Tune) -> Result<Outcome> {
         }
     }
     let mut done: Vec<String> = Vec::new();
-    let all = [Exactness::F32, Exactness::Bf16, Exactness::Int8Block];
-    for arithmetic in all.map(Arithmetic::from) {
+    for arithmetic in [Arithmetic::F32, Arithmetic::Bf16, Arithmetic::Int8Block] {
         let unit = unit_name(dev.isa(), arithmetic);
         if done.contains(&unit) {
             continue;
         }
         eprintln!("{unit}: trying sizes of blocks");
         let patience = Duration::from_millis(a.patience_ms);
-        let found = tune(dev, arithmetic, patience, &mut |_| ())?;
+        let found = tune(dev, arithmetic, patience)?;
         if found.best != found.before {
             tuning.set(&unit, found.best)?;
         }
@@ -83,7 +81,7 @@ pub fn run(a: &Tune) -> Result<Outcome> {
             let line = serde_json::json!({"unit": unit, "gain": found.gain, "before": Sizes::new(unit.clone(), found.before), "best": Sizes::new(unit.clone(), found.best)});
             out::line(line)?;
         } else if found.best == found.before {
-            out::line(format_args!("{unit:<10} stays as it is"))?;
+            out::line(format_args!("{unit:<10} stays as it is; {} other sizes were tried", found.tried))?;
         } else {
             let b = found.best;
             out::line(format_args!(
@@ -93,11 +91,7 @@ pub fn run(a: &Tune) -> Result<Outcome> {
         }
         done.push(unit);
     }
-    let kept = Kept {
-        processor: processor(),
-        threads: dev.team().threads(),
-        sizes: tuning.entries().map(|(unit, b)| Sizes::new(unit, b)).collect(),
-    };
+    let kept = Kept { processor: processor(), sizes: tuning.entries().map(|(unit, b)| Sizes::new(unit, b)).collect() };
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }

@@ -1,12 +1,12 @@
 //! `phalanx verify parity DIR...` and `phalanx verify precision TEXT`
 
-use clap::ValueEnum;
+use phalanx_parallel::Exactness;
 use phalanx_report::Table;
 use phalanx_train::{near_lossless, parity};
 use serde_json::json;
 use std::path::PathBuf;
 
-use crate::args::{Exactness, Precision, Verify};
+use crate::args::{Precision, Verify};
 use crate::out;
 use crate::outcome::{Outcome, Result, chain};
 
@@ -21,11 +21,10 @@ fn precision(a: Precision) -> Result<Outcome> {
     let text = std::fs::read(&a.text).map_err(|e| format!("{}: {e}", a.text.display()))?;
     let rt = super::runtime(a.threads)?;
     let recipes = if a.recipes.is_empty() {
-        Exactness::value_variants().iter().copied().filter(|&e| e != Exactness::F32).collect()
+        Exactness::ALL.into_iter().filter(|&e| e != Exactness::F32).collect()
     } else {
         a.recipes
     };
-    let recipes = recipes.into_iter().map(Into::into).collect();
     let options =
         near_lossless::Options { steps: a.steps, seeds: a.seeds, batch: a.batch, seq: a.seq, lr: a.lr, recipes };
     let found = near_lossless::verify(&rt, &text, &options, &mut |run| eprintln!("training: {run}"))?;

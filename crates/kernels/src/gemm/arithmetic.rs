@@ -4,8 +4,9 @@ use std::fmt;
 
 use crate::lowp::Recipe;
 
-/// The exactness that a product must have. It permits, it does not oblige: where an instruction set has no faster way than f32
-/// (docs of [`gemm`](super)), products are made in f32 whatever is permitted; only a block recipe is a recipe everywhere. Sums are f32 always.
+/// The exactness that a product must have. It permits, it does not oblige: where a processor has no faster way than f32,
+/// products are made in f32 whatever is permitted; only a block recipe is a recipe everywhere. Faster ways: `Bf16x2` and `Bf16` on AMX tiles, `Bf16` with
+/// the pairs of AVX-512 BF16 on AMD. Sums are f32 always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
     /// Like f32: 24 bits of each operand count.

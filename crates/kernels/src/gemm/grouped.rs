@@ -62,7 +62,6 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
     let _span = dev.profiler().kernel("gemm grouped", || {
         let passes = if g.accumulate { 2.0 } else { 1.0 };
         let used = g.b.iter().zip(g.offsets.windows(2)).filter(|(_, rows)| rows[0] < rows[1]);
-        let is_bf16 = |x: &Mat<'_>| matches!(x, Mat::Bf16(_));
         Cost {
             flops: 2.0 * rows as f64 * g.n as f64 * g.k as f64,
             bytes: bytes_of(&g.a) + used.map(|(b, _)| bytes_of(b)).sum::<f64>() + 4.0 * c.len() as f64 * passes,
@@ -70,7 +69,7 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
                 m: Some(rows),
                 n: g.n,
                 k: Some(g.k),
-                bf16: (is_bf16(&g.a), g.b.iter().any(is_bf16)),
+                bf16: (g.a.is_bf16(), g.b.iter().any(Mat::is_bf16)),
                 arithmetic: Arithmetic::F32,
             },
         }

@@ -8,8 +8,10 @@
 use super::block::{Finish, Operand, multiply};
 use super::tile::{Side, Tile, int8, portable::Portable};
 #[cfg(target_arch = "x86_64")]
-use super::tile::{amx::Amx, avx2::Avx2, avx512::Avx512, bf16_dot, bf16_dot::Bf16Dot};
+use super::tile::{amx::Amx, avx2::Avx2, avx512::Avx512, bf16_dot::Bf16Dot};
 use super::{Arithmetic, narrow};
+#[cfg(target_arch = "x86_64")]
+use crate::isa::{has_fast_bf16_pairs, has_vnni};
 use crate::team::SendPtr;
 use crate::{Device, Isa, Result};
 
@@ -102,8 +104,8 @@ impl Unit {
         #[cfg(target_arch = "x86_64")]
         match (isa, arithmetic) {
             // A simulated product is an f32 product in the end.
-            (Isa::Avx512 | Isa::Amx, Arithmetic::Int8Block) if int8::available() => return Unit::Int8,
-            (Isa::Avx512, Arithmetic::Bf16) if bf16_dot::available() => return Unit::Bf16Dot,
+            (Isa::Avx512 | Isa::Amx, Arithmetic::Int8Block) if has_vnni() => return Unit::Int8,
+            (Isa::Avx512, Arithmetic::Bf16) if has_fast_bf16_pairs() => return Unit::Bf16Dot,
             (Isa::Amx, a) if a != Arithmetic::Int8Block => return Unit::Amx,
             (Isa::Avx512, a) if a != Arithmetic::Int8Block => return Unit::Avx512,
             (Isa::Avx2, a) if a != Arithmetic::Int8Block => return Unit::Avx2,

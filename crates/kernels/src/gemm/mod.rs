@@ -147,7 +147,6 @@ impl<'a> Gemm<'a> {
     fn cost(&self) -> Cost {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         let passes = if self.accumulate { 2.0 } else { 1.0 };
-        let is_bf16 = |x: &Mat<'_>| matches!(x, Mat::Bf16(_));
         Cost {
             flops: 2.0 * m * n * k,
             bytes: bytes_of(&self.a) + bytes_of(&self.b) + 4.0 * m * n * passes,
@@ -155,7 +154,7 @@ impl<'a> Gemm<'a> {
                 m: Some(self.m),
                 n: self.n,
                 k: Some(self.k),
-                bf16: (is_bf16(&self.a), is_bf16(&self.b)),
+                bf16: (self.a.is_bf16(), self.b.is_bf16()),
                 arithmetic: self.arithmetic,
             },
         }
@@ -164,7 +163,8 @@ impl<'a> Gemm<'a> {
 
 /// Runs one product.
 ///
-/// Every element of C is one chain of multiply-adds (with [`Isa::Amx`](crate::Isa::Amx) another fixed sequence) over k = 0, 1, …, K−1 (starting from C when accumulating with α = 1), then
+/// Every element of C is one chain of multiply-adds (another fixed sequence with [`Isa::Amx`](crate::Isa::Amx), or where a faster way is permitted and
+/// there is one: [`Arithmetic`]) over k = 0, 1, …, K−1 (starting from C when accumulating with α = 1), then
 /// the bias; so a row of C depends only on its row of op(A) and on op(B), to the bit, whatever M, N and the threads are.
 ///
 /// # Errors

@@ -48,7 +48,7 @@ fn chain(isa: Isa, g: &Gemm<'_>, c: &mut [f32]) {
             } else if cfg!(target_arch = "x86_64")
                 && isa == Isa::Avx512
                 && g.arithmetic == Arithmetic::Bf16
-                && tile::bf16_dot::available()
+                && crate::isa::has_fast_bf16_pairs()
             {
                 sum = pair_sum(g.k, &a, &b, sum);
             } else if isa == Isa::Amx {
@@ -179,7 +179,7 @@ fn less_exact_products_lose_what_they_say() {
     // Less exact only where that is faster.
     assert!((x2 > 1e-6) == (dev.isa() == Isa::Amx), "{x2:.2e}");
     #[cfg(target_arch = "x86_64")]
-    assert!((x1 > 1e-3) == (dev.isa() == Isa::Amx || tile::bf16_dot::available()), "{x1:.2e}");
+    assert!((x1 > 1e-3) == (dev.isa() == Isa::Amx || crate::isa::has_fast_bf16_pairs()), "{x1:.2e}");
     let int8 = err(Arithmetic::Int8Block);
     assert!((3e-3..2e-2).contains(&int8), "{int8:.2e}");
 }

@@ -97,6 +97,8 @@ pub struct Tuned {
     pub best: Blocking,
     /// Geometric mean over the shapes of the rate with `best` over that with `before`, measured once more at the end, alternating.
     pub gain: f64,
+    /// Other sizes that were tried.
+    pub tried: usize,
 }
 
 /// Products of a transformer step: what is tuned for. M, N, K; forward, gradient of the input, gradient of the weight.
@@ -114,54 +116,46 @@ const SHAPES: &[(usize, usize, usize, u8)] = &[
 const WORTH: f64 = 1.01;
 
 /// Searches for better sizes, one size at a time, each candidate alternating with the best so far. Takes `patience` for each
-/// comparison. Tells `progress` what it tries.
+/// comparison.
 ///
 /// # Errors
 /// If memory for the operands runs out.
-pub fn tune(dev: &Device, arithmetic: Arithmetic, patience: Duration, progress: &mut dyn FnMut(&str)) -> Result<Tuned> {
-    search(&mut Bench::new(dev, arithmetic, patience, SHAPES)?, progress)
+pub fn tune(dev: &Device, arithmetic: Arithmetic, patience: Duration) -> Result<Tuned> {
+    search(&mut Bench::new(dev, arithmetic, patience, SHAPES)?)
 }
 
-fn search(bench: &mut Bench<'_>, progress: &mut dyn FnMut(&str)) -> Result<Tuned> {
+fn search(bench: &mut Bench<'_>) -> Result<Tuned> {
     let before = bench.dev.blocking(bench.arithmetic);
-    let mut best = before;
-    for (name, candidates) in candidates(&before) {
-        for candidate in candidates {
-            let trial = candidate(&best);
+    let (mut best, mut tried) = (before, 0);
+    for (set, values) in changes(&before) {
+        for value in values {
+            let mut trial = best;
+            set(&mut trial, value);
             if trial == best || trial.check().is_err() {
                 continue;
             }
-            progress(&format!("{name}: {trial:?}"));
+            tried += 1;
             if bench.gain(&best, &trial)? > WORTH {
                 best = trial;
             }
         }
     }
     let gain = if best == before { 1.0 } else { bench.gain(&before, &best)? };
-    Ok(if gain < 1.0 { Tuned { before, best: before, gain: 1.0 } } else { Tuned { before, best, gain } })
+    // What wins step by step and loses in the end was noise.
+    let (best, gain) = if gain < 1.0 { (before, 1.0) } else { (best, gain) };
+    Ok(Tuned { before, best, gain, tried })
 }
 
-type Change = Box<dyn Fn(&Blocking) -> Blocking>;
+/// How a size is set, and what is tried for it.
+type Change = (fn(&mut Blocking, usize), Vec<usize>);
 
-/// What is tried for each size.
-fn candidates(start: &Blocking) -> Vec<(&'static str, Vec<Change>)> {
-    fn each(values: &[usize], set: fn(&mut Blocking, usize)) -> Vec<Change> {
-        let one = |v: usize| -> Change {
-            Box::new(move |b| {
-                let mut b = *b;
-                set(&mut b, v);
-                b
-            })
-        };
-        values.iter().map(|&v| one(v)).collect()
-    }
-    let rows = [start.mc / 2, start.mc * 3 / 4, start.mc * 3 / 2, start.mc * 2];
-    vec![
-        ("steps of k in a block", each(&[256, 384, 512, 768, 1024, 1536, 2048], |b, v| b.kc = v)),
-        ("rows of A in a block", each(&rows, |b, v| b.mc = v)),
-        ("values of B packed at once", each(&[1 << 19, 1 << 20, 1 << 21, 1 << 22], |b, v| b.stretch = v)),
-        ("rows of a narrow product", each(&[0, 256, 512, 1024], |b, v| b.narrow_rows = v)),
-        ("steps of k in a narrow panel", each(&[256, 512, 1024, 2048], |b, v| b.narrow_kc = v)),
+fn changes(start: &Blocking) -> [Change; 5] {
+    [
+        (|b, v| b.kc = v, vec![256, 384, 512, 768, 1024, 1536, 2048]),
+        (|b, v| b.mc = v, vec![start.mc / 2, start.mc * 3 / 4, start.mc * 3 / 2, start.mc * 2]),
+        (|b, v| b.stretch = v, vec![1 << 19, 1 << 20, 1 << 21, 1 << 22]),
+        (|b, v| b.narrow_rows = v, vec![0, 256, 512, 1024]),
+        (|b, v| b.narrow_kc = v, vec![256, 512, 1024, 2048]),
     ]
 }
 
@@ -258,9 +252,8 @@ mod tests {
         let dev = Device::with_isa(Isa::Portable, 2).unwrap();
         const TINY: &[(usize, usize, usize, u8)] = &[(9, 20, 33, 0), (70, 9, 20, 1), (5, 6, 700, 2)];
         let mut bench = Bench::new(&dev, Arithmetic::F32, Duration::ZERO, TINY).unwrap();
-        let mut tried = 0;
-        let found = search(&mut bench, &mut |_| tried += 1).unwrap();
-        assert!(tried > 10 && found.gain >= 1.0 && found.before == dev.blocking(Arithmetic::F32));
+        let found = search(&mut bench).unwrap();
+        assert!(found.tried > 10 && found.gain >= 1.0 && found.before == dev.blocking(Arithmetic::F32));
         Tuning::default().set("portable", found.best).unwrap();
     }
 }

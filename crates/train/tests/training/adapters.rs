@@ -1,10 +1,9 @@
 //! LoRA: what trains, what is saved, what ships.
 
-use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{StoredDType, logits};
-use phalanx_nn::{Batch, Cx, Env};
+use phalanx_nn::{Arithmetic, Batch, Cx, Env};
 use phalanx_tensor::{Category, DType};
 use phalanx_testkit::rel_norm;
 use phalanx_train::adapter::{self, StandsOn};

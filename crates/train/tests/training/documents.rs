@@ -1,10 +1,9 @@
 //! Documents packed into one row do not see each other.
 
-use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{Model, ModelConfig, initialise, logits};
-use phalanx_nn::Cx;
+use phalanx_nn::{Arithmetic, Cx};
 use phalanx_tensor::Runtime;
 use phalanx_testkit::rel_norm;
 use phalanx_train::step::{LossCount, evaluate_batch, forward_backward};

@@ -1,10 +1,9 @@
 //! Folders that PEFT wrote, and its logits (`tests/fixtures/make_peft.py`).
 
-use phalanx_nn::Arithmetic;
 use std::sync::Arc;
 
 use phalanx_models::{Model, ModelConfig, load_weights, logits};
-use phalanx_nn::{Batch, Cx, Env};
+use phalanx_nn::{Arithmetic, Batch, Cx, Env};
 use phalanx_tensor::{DType, Runtime};
 use phalanx_testkit::assert_close;
 use phalanx_train::adapter;

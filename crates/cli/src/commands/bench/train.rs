@@ -19,7 +19,7 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
         warmup: a.warmup,
         steps: a.steps,
         recompute: a.recompute,
-        arithmetic: a.arithmetic.map(Into::into),
+        arithmetic: a.arithmetic,
         profile: a.profiling.profile,
     };
     let result = bench_train(&rt, &options)?;

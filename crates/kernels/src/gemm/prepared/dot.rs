@@ -21,7 +21,7 @@ const TINY: f32 = 1e-35;
 
 #[cfg(target_arch = "x86_64")]
 fn vnni(dev: &Device) -> bool {
-    dev.isa() >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni")
+    dev.isa() >= Isa::Avx512 && crate::isa::has_vnni()
 }
 
 /// Rows that are multiplied together.

@@ -29,7 +29,10 @@ mod tests;
 
 use std::fmt;
 
-pub use self::blocks::{Q4_0_BYTES, Q4_BYTES, Q8_BYTES, q4_0_to_q4, quantise_row};
+use half::bf16;
+
+use self::blocks::quantise_row;
+pub use self::blocks::{Q4_0_BYTES, Q4_BYTES, Q8_BYTES, q4_0_to_q4};
 use crate::error::{bad_shape, check_len};
 use crate::par::Parts;
 use crate::profile::{Cost, FORWARD, Shape};
@@ -67,6 +70,22 @@ impl Form {
             Form::Bf16 => 2 * k,
             Form::Q8 => k.div_ceil(BLOCK) * Q8_BYTES,
             Form::Q4 => k.div_ceil(BLOCK) * Q4_BYTES,
+        }
+    }
+
+    /// Writes a row of values in row form, rounded as the form asks.
+    ///
+    /// # Panics
+    /// If `out` has not [`Form::row_bytes`].
+    pub fn write_row(self, row: &[f32], out: &mut [u8]) {
+        assert_eq!(out.len(), self.row_bytes(row.len()), "bytes of a row");
+        match self {
+            Form::F32 => row.iter().zip(out.chunks_exact_mut(4)).for_each(|(x, o)| o.copy_from_slice(&x.to_le_bytes())),
+            Form::Bf16 => {
+                let halves = row.iter().map(|&x| bf16::from_f32(x).to_le_bytes());
+                halves.zip(out.chunks_exact_mut(2)).for_each(|(x, o)| o.copy_from_slice(&x));
+            }
+            Form::Q8 | Form::Q4 => quantise_row(self, row, out),
         }
     }
 }

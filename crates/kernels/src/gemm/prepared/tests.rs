@@ -18,7 +18,7 @@ impl Matrix {
     fn new(dev: &Device, form: Form, w: &[f32], k: usize) -> Matrix {
         let layout = Layout::new(form, w.len() / k, k);
         let mut m = Matrix { layout, buf: HugeBuf::new(layout.bytes()).unwrap() };
-        layout.fill(dev, &|i, out| row_form(form, &w[i * k..(i + 1) * k], out), m.bytes_mut()).unwrap();
+        layout.fill(dev, &|i, out| form.write_row(&w[i * k..(i + 1) * k], out), m.bytes_mut()).unwrap();
         m
     }
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -41,17 +41,6 @@ impl Matrix {
     }
 }
 
-fn row_form(form: Form, row: &[f32], out: &mut [u8]) {
-    match form {
-        Form::F32 => row.iter().zip(out.chunks_exact_mut(4)).for_each(|(x, o)| o.copy_from_slice(&x.to_le_bytes())),
-        Form::Bf16 => row
-            .iter()
-            .zip(out.chunks_exact_mut(2))
-            .for_each(|(&x, o)| o.copy_from_slice(&half::bf16::from_f32(x).to_le_bytes())),
-        Form::Q8 | Form::Q4 => quantise_row(form, row, out),
-    }
-}
-
 fn product(dev: &Device, m: usize, x: &[f32], w: &Matrix, bias: Option<&[f32]>) -> Vec<f32> {
     let mut y = vec![f32::NAN; m * w.layout.n];
     multiply(dev, m, x, &mut [Output { weight: w.get(), bias, y: &mut y }]).unwrap();
@@ -65,7 +54,7 @@ fn definition(form: Form, x: &[f32], w: &[f32], k: usize) -> Vec<f32> {
     for x in x.chunks_exact(k) {
         for w in w.chunks_exact(k) {
             let mut row = vec![0u8; form.row_bytes(k)];
-            quantise_row(form, w, &mut row);
+            form.write_row(w, &mut row);
             let mut sum = 0f32;
             for (x, block) in x.chunks(BLOCK).zip(row.chunks_exact(form.row_bytes(BLOCK))) {
                 let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));

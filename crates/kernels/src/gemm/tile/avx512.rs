@@ -3,7 +3,7 @@
 pub(crate) mod pack;
 mod stream;
 
-use super::{Form, Panel, Src, Tile};
+use super::{Form, Panel, Src, Tile, by_size};
 use std::arch::x86_64::*;
 
 pub(crate) struct Avx512;
@@ -37,28 +37,8 @@ impl Tile for Avx512 {
 
     unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
         let (a, b) = (a.at, b.at);
-        macro_rules! rows {
-            ($v:literal) => {
-                match mr {
-                    1 => tile::<1, $v>(nr, k, a, b, c, ldc, from_c),
-                    2 => tile::<2, $v>(nr, k, a, b, c, ldc, from_c),
-                    3 => tile::<3, $v>(nr, k, a, b, c, ldc, from_c),
-                    4 => tile::<4, $v>(nr, k, a, b, c, ldc, from_c),
-                    5 => tile::<5, $v>(nr, k, a, b, c, ldc, from_c),
-                    6 => tile::<6, $v>(nr, k, a, b, c, ldc, from_c),
-                    7 => tile::<7, $v>(nr, k, a, b, c, ldc, from_c),
-                    _ => tile::<8, $v>(nr, k, a, b, c, ldc, from_c),
-                }
-            };
-        }
         // SAFETY: the caller's promise, passed on with the sizes as constants.
-        unsafe {
-            match nr.div_ceil(16) {
-                1 => rows!(1),
-                2 => rows!(2),
-                _ => rows!(3),
-            }
-        }
+        unsafe { by_size!(tile, mr, nr.div_ceil(16), (nr, k, a, b, c, ldc, from_c)) }
     }
 
     unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: Form, dst: *mut f32) {

@@ -1,32 +1,16 @@
 //! AVX-512 BF16: 8 × 48 of C, two products of bf16 a lane and instruction (VDPBF16PS), where that is faster than f32.
 //!
-//! On Zen 4 and later it makes twice the products of an f32 multiply-add; on Intel's processors of before AMX half of them, so there this
-//! tile is not used. Operands are rounded to the nearest bf16, sums are f32. An element is one chain over pairs of k; of a pair
+//! That is so on AMD's processors that have it ([`has_fast_bf16_pairs`](crate::isa::has_fast_bf16_pairs)). Operands are rounded to the nearest bf16, sums are f32. An element is one chain over pairs of k; of a pair
 //! the second product is added first. Subnormals count as zero, in operands and sums.
 
 mod pack;
 
 use std::arch::x86_64::*;
-use std::sync::LazyLock;
 
 use super::avx512::lanes;
-use super::{Form, Panel, Src, Tile};
+use super::{Form, Panel, Src, Tile, by_size};
 
 pub(crate) struct Bf16Dot;
-
-/// Whether this processor has the instruction, at a rate that is worth it.
-pub(crate) fn available() -> bool {
-    static FAST: LazyLock<bool> = LazyLock::new(|| {
-        let vendor = __cpuid(0);
-        is_x86_feature_detected!("avx512bf16")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            // "AuthenticAMD": all of its processors that have the instruction have it at full rate.
-            && (vendor.ebx, vendor.edx, vendor.ecx) == (0x6874_7541, 0x6974_6E65, 0x444D_4163)
-    });
-    *FAST
-}
 
 const MR: usize = 8;
 const NR: usize = 48;
@@ -43,28 +27,8 @@ impl Tile for Bf16Dot {
 
     unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
         let (pairs, a, b) = (k.div_ceil(2), a.at, b.at);
-        macro_rules! rows {
-            ($v:literal) => {
-                match mr {
-                    1 => tile::<1, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    2 => tile::<2, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    3 => tile::<3, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    4 => tile::<4, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    5 => tile::<5, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    6 => tile::<6, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    7 => tile::<7, $v>(nr, pairs, a, b, c, ldc, from_c),
-                    _ => tile::<8, $v>(nr, pairs, a, b, c, ldc, from_c),
-                }
-            };
-        }
         // SAFETY: the caller's promise, passed on with the sizes as constants.
-        unsafe {
-            match nr.div_ceil(16) {
-                1 => rows!(1),
-                2 => rows!(2),
-                _ => rows!(3),
-            }
-        }
+        unsafe { by_size!(tile, mr, nr.div_ceil(16), (nr, pairs, a, b, c, ldc, from_c)) }
     }
 
     unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, _: Form, dst: *mut f32) {

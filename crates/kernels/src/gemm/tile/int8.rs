@@ -22,7 +22,7 @@ mod vnni;
 
 pub(crate) use plain::Plain;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use vnni::{Vnni, available};
+pub(crate) use vnni::Vnni;
 
 use super::{BLOCK, BlockScales, Form, Noise, Side};
 use crate::{Isa, Mat};
@@ -33,6 +33,11 @@ const NR: usize = 48;
 const WORDS: usize = BLOCK / 4;
 /// 32-bit values that a stretch of one row takes in a panel: its words, its scale, its sum.
 const ROW: usize = WORDS + 2;
+
+/// The 32-bit values that `values` packed ones, whole stretches, take with their scales and sums.
+fn room(values: usize) -> usize {
+    values / BLOCK * ROW
+}
 
 /// The factor that makes codes of values, and the one that makes values of codes, of a stretch with this greatest magnitude.
 ///

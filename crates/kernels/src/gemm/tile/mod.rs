@@ -14,6 +14,32 @@ pub(crate) mod bf16_dot;
 pub(crate) mod int8;
 pub(crate) mod portable;
 
+/// `tile::<rows, vectors>(arguments)` with both sizes as constants: 1 to 8 rows, 1 to 3 vectors.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_size {
+    ($tile:ident, $rows:expr, $vectors:expr, $arguments:tt) => {
+        match $vectors {
+            1 => by_size!(@rows $tile, $rows, 1, $arguments),
+            2 => by_size!(@rows $tile, $rows, 2, $arguments),
+            _ => by_size!(@rows $tile, $rows, 3, $arguments),
+        }
+    };
+    (@rows $tile:ident, $rows:expr, $v:literal, $arguments:tt) => {
+        match $rows {
+            1 => $tile::<1, $v> $arguments,
+            2 => $tile::<2, $v> $arguments,
+            3 => $tile::<3, $v> $arguments,
+            4 => $tile::<4, $v> $arguments,
+            5 => $tile::<5, $v> $arguments,
+            6 => $tile::<6, $v> $arguments,
+            7 => $tile::<7, $v> $arguments,
+            _ => $tile::<8, $v> $arguments,
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+use by_size;
+
 use half::bf16;
 
 use crate::lowp::Keys;
@@ -142,8 +168,8 @@ pub(crate) trait Tile {
         work();
     }
 
-    /// C[mr, nr] = (C or 0) + Σₖ a[k]·b[k], each element one chain over k in order (for [`amx`], a
-    /// fixed sequence of its own).
+    /// C[mr, nr] = (C or 0) + Σₖ a[k]·b[k], each element one chain over k in order (for [`amx`], [`bf16_dot`]
+    /// and [`int8`] a fixed sequence of their own).
     ///
     /// `a` is a panel of width `mr` rounded up to ROW_LANES, `b` one of width `nr` rounded up to LANES.
     ///

@@ -1,6 +1,6 @@
 //! The recipe in plain Rust: the definition, and the way of machines without the instruction.
 
-use super::{BLOCK, MR, NR, ROW, WORDS, factors, raised};
+use super::{BLOCK, MR, NR, ROW, WORDS, factors, raised, room};
 use crate::gemm::tile::{Form, Panel, Src, Tile};
 
 pub(crate) struct Plain;
@@ -12,7 +12,7 @@ impl Tile for Plain {
     const K_UNIT: usize = BLOCK;
 
     fn room(values: usize, _: usize) -> usize {
-        values / BLOCK * ROW
+        room(values)
     }
 
     unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {

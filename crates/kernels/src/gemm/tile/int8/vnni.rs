@@ -2,20 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, MR, NR, ROW, WORDS, pack};
+use super::{BLOCK, MR, NR, ROW, WORDS, pack, room};
 use crate::gemm::tile::avx512::lanes;
-use crate::gemm::tile::{Form, Panel, Src, Tile};
+use crate::gemm::tile::{Form, Panel, Src, Tile, by_size};
 
 pub(crate) struct Vnni;
-
-/// Whether this processor has the instruction (and what else the code here needs).
-pub(crate) fn available() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vnni")
-}
 
 impl Tile for Vnni {
     const MR: usize = MR;
@@ -24,33 +15,13 @@ impl Tile for Vnni {
     const K_UNIT: usize = BLOCK;
 
     fn room(values: usize, _: usize) -> usize {
-        values / BLOCK * ROW
+        room(values)
     }
 
     unsafe fn multiply(mr: usize, nr: usize, k: usize, a: Panel, b: Panel, c: *mut f32, ldc: usize, from_c: bool) {
         let (blocks, a, b) = (k.div_ceil(BLOCK), a.at, b.at);
-        macro_rules! rows {
-            ($v:literal) => {
-                match mr {
-                    1 => tile::<1, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    2 => tile::<2, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    3 => tile::<3, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    4 => tile::<4, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    5 => tile::<5, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    6 => tile::<6, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    7 => tile::<7, $v>(nr, blocks, a, b, c, ldc, from_c),
-                    _ => tile::<8, $v>(nr, blocks, a, b, c, ldc, from_c),
-                }
-            };
-        }
         // SAFETY: the caller's promise, passed on with the sizes as constants.
-        unsafe {
-            match nr.div_ceil(16) {
-                1 => rows!(1),
-                2 => rows!(2),
-                _ => rows!(3),
-            }
-        }
+        unsafe { by_size!(tile, mr, nr.div_ceil(16), (nr, blocks, a, b, c, ldc, from_c)) }
     }
 
     unsafe fn pack_across(src: Src, ld: usize, rows: usize, k: usize, width: usize, form: Form, dst: *mut f32) {
