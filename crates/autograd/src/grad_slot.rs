@@ -61,6 +61,11 @@ impl GradSlot {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
+    /// Puts a gradient there, instead of what there was.
+    pub fn put(&self, grad: Tensor) {
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(grad);
+    }
+
     /// Takes the gradient out, leaving the slot empty.
     pub fn take(&self) -> Option<Tensor> {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).take()

@@ -21,8 +21,12 @@ pub trait Function: Send {
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>>;
 }
 
+/// What [`Tape::mark`] leaves.
+type Mark = Box<dyn FnOnce(&Runtime) -> Result<()> + Send>;
+
 struct Node {
     function: Option<Box<dyn Function>>,
+    mark: Option<Mark>,
     inputs: Vec<Option<usize>>,
     shape: Vec<usize>,
     recipe: Option<Arc<Recipe>>,
@@ -92,8 +96,16 @@ impl Tape {
     /// Makes `t` an input: its gradient can be asked for after [`Tape::backward`].
     pub fn input(&mut self, t: Tensor) -> Tensor {
         let shape = t.shape().to_vec();
-        let node = Node { function: None, inputs: vec![], shape, recipe: None, is_input: true, scope: None };
+        let node = Node { function: None, mark: None, inputs: vec![], shape, recipe: None, is_input: true, scope: None };
         self.push(node, t)
+    }
+
+    /// Leaves something to be done when backward comes by: after all that is recorded later, before all that was recorded earlier, and
+    /// whether or not gradients flow there. So every rank does it in the same place.
+    pub fn mark(&mut self, f: impl FnOnce(&Runtime) -> Result<()> + Send + 'static) {
+        let (inputs, shape) = (vec![], vec![]);
+        let mark: Option<Mark> = Some(Box::new(f));
+        self.nodes.push(Node { function: None, mark, inputs, shape, recipe: None, is_input: false, scope: None });
     }
 
     fn push(&mut self, node: Node, t: Tensor) -> Tensor {
@@ -127,7 +139,7 @@ impl Tape {
         }
         let shape = output.shape().to_vec();
         let (function, scope) = (Some(Box::new(function) as Box<dyn Function>), self.scope.clone());
-        self.push(Node { function, inputs, shape, recipe, is_input: false, scope }, output)
+        self.push(Node { function, mark: None, inputs, shape, recipe, is_input: false, scope }, output)
     }
 
     /// Saves `t` for backward: as its recipe if its producer left one, else the tensor itself.
@@ -148,6 +160,10 @@ impl Tape {
         grads[root] = Some(seed);
         while let Some(mut node) = self.nodes.pop() {
             let i = self.nodes.len();
+            if let Some(mark) = node.mark.take() {
+                mark(rt)?;
+                continue;
+            }
             let Some(function) = node.function.take() else { continue };
             let Some(grad) = grads[i].take() else { continue };
             let grad = grad.into_shape(&node.shape)?;

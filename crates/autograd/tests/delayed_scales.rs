@@ -22,7 +22,7 @@ fn ours(rt: &Runtime, [x, w, dy]: [&[f32]; 3], layer: &Arc<LayerScales>) -> Prod
     let tensor = |shape: &[usize], values| rt.from_f32(shape, values, Category::Activations).unwrap();
     let slot = GradSlot::new();
     let spec = || LinearSpec {
-        weight: Param { value: tensor(&[OUT, IN], w), grad: Some(slot.clone()) },
+        weight: Param::new(tensor(&[OUT, IN], w), Some(slot.clone())),
         bias: None,
         alpha: 1.0,
         arithmetic: Arithmetic::Simulated(Recipe::Fp8Delayed),
@@ -106,7 +106,7 @@ fn a_pass_that_does_not_observe_uses_the_scales_and_leaves_them() {
     layer.restore(Operand::Activation, &[0.5], Some(0.5 / 448.0));
     layer.restore(Operand::Weight, &[0.25], Some(0.25 / 448.0));
     let spec = LinearSpec {
-        weight: Param { value: rt.from_f32(&[OUT, IN], &w, Category::Weights).unwrap(), grad: None },
+        weight: Param::new(rt.from_f32(&[OUT, IN], &w, Category::Weights).unwrap(), None),
         bias: None,
         alpha: 1.0,
         arithmetic: Arithmetic::Simulated(Recipe::Fp8Delayed),

@@ -47,7 +47,7 @@ impl Given {
         &self.tensors[i]
     }
     fn p(&self, i: usize) -> Param {
-        Param { value: self.tensors[i].clone(), grad: self.slots[i].clone() }
+        Param::new(self.tensors[i].clone(), self.slots[i].clone())
     }
 }
 
@@ -457,7 +457,7 @@ fn a_fused_loss_refuses_another_upstream_factor() {
     let rt = Runtime::new(1);
     let mut tape = Tape::new();
     let x = tape.input(rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap());
-    let weight = Param { value: rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), grad: None };
+    let weight = Param::new(rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), None);
     let spec = HeadSpec { weight, targets: Arc::from([1, 2]), chunk_bytes: 1, arithmetic: Arithmetic::F32 };
     let out = linear_cross_entropy(&rt, Some(&mut tape), &x, spec).unwrap();
     let half = rt.from_f32(&[1], &[0.5], Category::Activations).unwrap();
@@ -470,7 +470,7 @@ fn frozen_parts_leave_nothing_on_the_tape() {
     let rt = Runtime::new(1);
     let mut tape = Tape::new();
     let x = rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap();
-    let w = Param { value: rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), grad: None };
+    let w = Param::new(rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), None);
     let y = linear(&rt, Some(&mut tape), &x, LinearSpec::exact(w, None, 1.0)).unwrap();
     assert!(tape.is_empty() && !tape.tracks(&y));
     let seed = rt.zeros(&[2, 4], Category::Activations).unwrap();

@@ -9,13 +9,28 @@ use phalanx_tensor::{Category, DType, Runtime, Tensor, multiply_prepared};
 
 use crate::{ModelConfig, ModelError, Result};
 
-/// A model that predicts the next token.
+/// A model that predicts the next token, in the pieces that a pipeline may cut it into.
 pub trait CausalLm: Describe {
-    /// ids [T] → hidden rows [T, H], ready for the head.
+    /// ids [T] → rows of the embedding [T, H].
     ///
     /// # Errors
     /// If an id has no row, a parameter has no value, or memory runs out.
-    fn hidden(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> phalanx_nn::Result<Tensor>;
+    fn embed(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> phalanx_nn::Result<Tensor>;
+
+    /// Number of blocks.
+    fn num_blocks(&self) -> usize;
+
+    /// Block `i`: [T, H] → [T, H].
+    ///
+    /// # Errors
+    /// As [`CausalLm::embed`].
+    fn block(&self, cx: &mut Cx, i: usize, h_th: Tensor) -> phalanx_nn::Result<Tensor>;
+
+    /// What comes between the last block and the head: [T, H] → [T, H].
+    ///
+    /// # Errors
+    /// As [`CausalLm::embed`].
+    fn norm(&self, cx: &mut Cx, h_th: Tensor) -> phalanx_nn::Result<Tensor>;
 
     /// The output projection [V, H].
     fn head(&self) -> &Parameter;
@@ -48,12 +63,21 @@ impl Model {
         &self.config
     }
 
-    /// Hidden rows [T, H] of ids [T].
+    /// The pieces it runs in.
+    pub fn net(&self) -> &dyn CausalLm {
+        self.net.as_ref()
+    }
+
+    /// Hidden rows [T, H] of ids [T], ready for the head.
     ///
     /// # Errors
-    /// As [`CausalLm::hidden`].
+    /// As [`CausalLm::embed`].
     pub fn hidden(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
-        Ok(self.net.hidden(cx, ids)?)
+        let mut h_th = self.net.embed(cx, ids)?;
+        for i in 0..self.net.num_blocks() {
+            h_th = self.net.block(cx, i, h_th)?;
+        }
+        Ok(self.net.norm(cx, h_th)?)
     }
 
     /// The output projection [V, H].
@@ -81,15 +105,27 @@ impl Describe for Model {
 /// # Errors
 /// If a target is outside the vocabulary, or the forward fails.
 pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) -> Result<LossOutput> {
-    let hidden = model.hidden(cx, ids)?;
-    let spec = HeadSpec {
-        weight: model.head().param()?,
-        targets: Arc::clone(targets),
-        chunk_bytes: cx.env().logits_chunk_bytes,
-        arithmetic: cx.env().plan.arithmetic("lm_head"),
-    };
-    let (rt, tape) = cx.parts();
-    Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)
+    cx.whole(|cx| {
+        let hidden = model.hidden(cx, ids)?;
+        head_loss(model, cx, hidden, targets)
+    })
+}
+
+/// Summed cross-entropy of `targets` [T] from the rows [T, H] that the last norm made.
+///
+/// # Errors
+/// As [`loss`].
+pub fn head_loss(model: &Model, cx: &mut Cx, hidden: Tensor, targets: &Arc<[i32]>) -> Result<LossOutput> {
+    Ok(cx.sink("lm_head", hidden, |cx, hidden| {
+        let spec = HeadSpec {
+            weight: model.head().param()?,
+            targets: Arc::clone(targets),
+            chunk_bytes: cx.env().logits_chunk_bytes,
+            arithmetic: cx.arithmetic(),
+        };
+        let (rt, tape) = cx.parts();
+        Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)
+    })?)
 }
 
 /// Logits [R, V] of hidden rows [R, H], as exact as `arithmetic` has the head's product (weights that are laid out for generation have their own).

@@ -9,7 +9,9 @@ use phalanx_tensor::{Runtime, Tensor};
 
 use crate::layers::RopeTables;
 use crate::recompute;
-use crate::{AdapterSet, Arithmetic, Batch, DelayedScales, KvCache, LowRank, Module, ResolvedPlan, Result};
+use crate::{
+    AdapterSet, Arithmetic, Batch, DelayedScales, KvCache, LowRank, Module, NnError, ResolvedPlan, Result, ScopeHooks,
+};
 
 /// What stays the same during one forward and backward pass.
 #[derive(Clone)]
@@ -32,6 +34,8 @@ pub struct Env {
     pub moment: u64,
     /// Bytes that the logits of one chunk of tokens may take in the fused loss.
     pub logits_chunk_bytes: usize,
+    /// What happens around modules: the parallel forms of the plan.
+    pub hooks: Option<Arc<dyn ScopeHooks>>,
     /// Angles of the rows of `batch`, once a layer has asked for them.
     pub(crate) rope: Arc<OnceLock<RopeTables>>,
 }
@@ -53,6 +57,7 @@ impl Env {
             seed: 0,
             moment: 0,
             logits_chunk_bytes: Env::LOGITS_CHUNK_BYTES,
+            hooks: None,
             rope: Arc::default(),
         }
     }
@@ -126,6 +131,11 @@ impl Cx {
         &self.path
     }
 
+    /// The tape, while the pass is recorded.
+    pub fn tape(&mut self) -> Option<&mut Tape> {
+        self.tape.as_mut()
+    }
+
     /// Splits into what functions take.
     pub fn parts(&mut self) -> (&Runtime, Option<&mut Tape>) {
         (&self.env.rt, self.tape.as_mut())
@@ -174,12 +184,75 @@ impl Cx {
     /// # Errors
     /// Those of the module, with its scope named.
     pub fn call<M: Module>(&mut self, name: &str, module: &Arc<M>, x: Tensor) -> Result<Tensor> {
-        self.within(name, |cx| {
-            if cx.tape.is_some() && cx.env.plan.recompute(&cx.path) {
+        self.around(name, |cx, hooks| {
+            let x = match hooks {
+                Some(hooks) => hooks.input(cx, x)?,
+                None => x,
+            };
+            let y = if cx.tape.is_some() && cx.env.plan.recompute(&cx.path) {
                 recompute::forward(cx, module, x)
             } else {
                 module.forward(cx, x)
+            }?;
+            match hooks {
+                Some(hooks) => hooks.output(cx, y),
+                None => Ok(y),
             }
+        })
+    }
+
+    /// Runs `f`, which makes rows of something else than rows (an embedding of ids), as child `name`.
+    ///
+    /// # Errors
+    /// Those of `f`, with its scope named.
+    pub fn source(&mut self, name: &str, f: impl FnOnce(&mut Cx) -> Result<Tensor>) -> Result<Tensor> {
+        self.around(name, |cx, hooks| {
+            let y = f(cx)?;
+            match hooks {
+                Some(hooks) => hooks.output(cx, y),
+                None => Ok(y),
+            }
+        })
+    }
+
+    /// Runs `f`, which makes something else than rows (a loss), as child `name` on the rows `x`.
+    ///
+    /// # Errors
+    /// Those of `f`, with its scope named.
+    pub fn sink<T>(&mut self, name: &str, x: Tensor, f: impl FnOnce(&mut Cx, Tensor) -> Result<T>) -> Result<T> {
+        self.around(name, |cx, hooks| {
+            let x = match hooks {
+                Some(hooks) => hooks.input(cx, x)?,
+                None => x,
+            };
+            f(cx, x)
+        })
+    }
+
+    /// Runs `f` as the whole pass: what belongs to no module alone is there from its start to its end, also on the way back.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub fn whole<T, E: From<NnError>>(&mut self, f: impl FnOnce(&mut Cx) -> Result<T, E>) -> Result<T, E> {
+        let Some(hooks) = self.env.hooks.clone() else { return f(self) };
+        hooks.enter(self)?;
+        let y = f(self)?;
+        hooks.leave(self)?;
+        Ok(y)
+    }
+
+    /// Runs `f` in the scope of child `name`, between what the hooks do before and after.
+    fn around<T>(
+        &mut self,
+        name: &str,
+        f: impl FnOnce(&mut Cx, Option<&dyn ScopeHooks>) -> Result<T>,
+    ) -> Result<T> {
+        self.within(name, |cx| {
+            let Some(hooks) = cx.env.hooks.clone() else { return f(cx, None) };
+            hooks.enter(cx)?;
+            let y = f(cx, Some(hooks.as_ref()))?;
+            hooks.leave(cx)?;
+            Ok(y)
         })
     }
 

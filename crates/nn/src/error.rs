@@ -40,6 +40,22 @@ pub enum NnError {
         /// Given.
         got: Vec<usize>,
     },
+    /// The working value of a parameter is not here: its rows lie on several ranks.
+    #[error("parameter {0} is sharded and not gathered here; it can be used only while the module that owns it runs")]
+    NotGathered(String),
+    /// A part was named that is none, or too late.
+    #[error("parameter {name} {shape:?} cannot be placed as {placement}: the part must lie inside it and be named before it has a value")]
+    Placement {
+        /// Parameter.
+        name: String,
+        /// Its whole shape.
+        shape: Vec<usize>,
+        /// The part.
+        placement: String,
+    },
+    /// What a plan does around modules failed.
+    #[error("{0}")]
+    Parallel(String),
     /// The generation cache refused.
     #[error("{0}")]
     Cache(String),

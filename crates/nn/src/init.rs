@@ -31,11 +31,18 @@ pub fn constant(rt: &Runtime, p: &Parameter, value: f32) -> Result<()> {
     fill(rt, p, &|_| value)
 }
 
+/// Fills the part that is kept here: element i of the whole parameter is `f(i)`, wherever it lies.
 fn fill(rt: &Runtime, p: &Parameter, f: &(dyn Fn(u64) -> f32 + Sync)) -> Result<()> {
-    let mut t = rt.empty(p.shape(), phalanx_tensor::DType::F32, Category::Weights)?;
+    let placement = p.placement();
+    let mut t = rt.empty(&placement.kept_shape(), phalanx_tensor::DType::F32, Category::Weights)?;
     const PIECE: usize = 1 << 14;
-    rt.device().team().for_chunks_mut(t.f32_mut()?, PIECE, &|c, out| {
-        out.iter_mut().enumerate().for_each(|(i, o)| *o = f((c * PIECE + i) as u64));
-    });
+    let mut rest = t.f32_mut()?;
+    for (start, len) in placement.kept_runs(p.shape()) {
+        let (run, after) = rest.split_at_mut(len);
+        rest = after;
+        rt.device().team().for_chunks_mut(run, PIECE, &|c, out| {
+            out.iter_mut().enumerate().for_each(|(i, o)| *o = f((start + c * PIECE + i) as u64));
+        });
+    }
     p.set(t)
 }

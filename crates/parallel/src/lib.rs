@@ -22,12 +22,15 @@
 //! ```
 
 mod compatibility;
+mod distributed;
+pub mod fsdp;
 mod pattern;
 mod plan;
 mod resolve;
 mod show;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
+pub use distributed::{Distributed, DistributedError, ParallelPlan};
 pub use pattern::{Pattern, PatternError};
 pub use plan::{Exactness, Plan, Precision};
 pub use resolve::{Conflict, Site, resolve, sites};

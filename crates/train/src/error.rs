@@ -81,6 +81,19 @@ pub enum TrainError {
     /// A tape operation failed.
     #[error(transparent)]
     Autograd(#[from] phalanx_autograd::AutogradError),
+    /// A rank failed.
+    #[error("{layout}: rank {rank}: {error}")]
+    Rank {
+        /// The layout.
+        layout: String,
+        /// The rank.
+        rank: usize,
+        /// What went wrong there.
+        error: Box<TrainError>,
+    },
+    /// A model on a mesh failed.
+    #[error(transparent)]
+    Distributed(#[from] phalanx_parallel::DistributedError),
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(#[from] phalanx_tensor::TensorError),

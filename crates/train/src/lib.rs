@@ -28,6 +28,7 @@ pub mod evaluate;
 pub mod export;
 mod gguf;
 pub mod job;
+pub mod layouts;
 pub mod method;
 mod model_output;
 pub mod near_lossless;
@@ -40,5 +41,6 @@ pub mod same_run;
 pub mod schedule;
 pub mod step;
 pub mod trainer;
+pub mod window;
 
 pub use error::{Result, TrainError};

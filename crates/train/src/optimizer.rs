@@ -58,15 +58,15 @@ impl AdamW {
             let master = match dtype_of(p) {
                 DType::F32 => None,
                 low => {
-                    let master = rt.cast(&p.value()?, DType::F32, Category::Optimizer)?;
+                    let master = rt.cast(&p.kept()?, DType::F32, Category::Optimizer)?;
                     p.set(rt.cast(&master, low, Category::Weights)?)?;
                     Some(master)
                 }
             };
             states.push(ParamState {
                 param: p.clone(),
-                exp_avg: rt.zeros(p.shape(), Category::Optimizer)?,
-                exp_avg_sq: rt.zeros(p.shape(), Category::Optimizer)?,
+                exp_avg: rt.zeros(&p.placement().kept_shape(), Category::Optimizer)?,
+                exp_avg_sq: rt.zeros(&p.placement().kept_shape(), Category::Optimizer)?,
                 master,
             });
         }
@@ -94,20 +94,32 @@ impl AdamW {
     }
 
     /// Norm of all gradients together, as they stand (sums over tokens). Not finite if an element is not.
+    ///
+    /// # Errors
+    /// If a gradient is not f32.
     pub fn grad_norm(&self, rt: &Runtime) -> Result<f64> {
+        Ok(self.grad_sum_squares(rt, &|_| true)?.sqrt())
+    }
+
+    /// Sum of the squares of the gradients that this rank keeps, of the parameters that `counts` wants: on several ranks, those that no
+    /// other rank counts.
+    ///
+    /// # Errors
+    /// If a gradient is not f32.
+    pub fn grad_sum_squares(&self, rt: &Runtime, counts: &dyn Fn(&Parameter) -> bool) -> Result<f64> {
         let mut sum = 0f64;
-        for s in &self.states {
-            if let Some(g) = s.param.grad().get() {
+        for s in self.states.iter().filter(|s| counts(&s.param)) {
+            if let Some(g) = s.param.kept_grad().get() {
                 sum += reduce::sum_squares(rt.device(), g.f32()?);
             }
         }
-        Ok(sum.sqrt())
+        Ok(sum)
     }
 
     /// Drops all gradients.
     pub fn zero_grad(&self) {
         for s in &self.states {
-            drop(s.param.grad().take());
+            drop(s.param.kept_grad().take());
         }
     }
 
@@ -118,7 +130,7 @@ impl AdamW {
     pub fn step(&mut self, rt: &Runtime, lr: f32, grad_scale: f32) -> Result<()> {
         self.updates += 1;
         for s in &mut self.states {
-            let Some(grad) = s.param.grad().take() else { continue };
+            let Some(grad) = s.param.kept_grad().take() else { continue };
             let decays = self.options.decay_norms_and_biases || s.param.shape().len() >= 2;
             let call = adamw::AdamW {
                 lr,

@@ -50,12 +50,16 @@ pub fn layout(batch: &TokenBatch) -> Batch {
 /// # Errors
 /// If an id has no row, or memory runs out.
 pub fn forward_backward(model: &Model, env: &Env, batch: &TokenBatch) -> Result<LossCount> {
-    if batch.num_targets == 0 {
+    // On a mesh a rank without tokens takes part all the same, or its peers would wait for it: one token that counts for nothing.
+    let nothing = env.hooks.is_some() && batch.ids.is_empty();
+    let on_one = env.for_batch(Batch::causal(&[1]), env.moment);
+    let env = if nothing { &on_one } else { env };
+    if batch.num_targets == 0 && env.hooks.is_none() {
         return Ok(LossCount::default());
     }
     let profiler = env.rt.device().profiler();
     let mut cx = Cx::train(env);
-    let (ids, targets) = tensors(batch);
+    let (ids, targets) = if nothing { (Arc::from([0u32]), Arc::from([-100])) } else { tensors(batch) };
     let forward = profiler.phase("forward");
     let out = loss(model, &mut cx, &ids, &targets)?;
     drop(forward);

@@ -13,16 +13,20 @@ use crate::{Function, Result, Tape};
 /// # Errors
 /// If an id is not below V, or memory runs out.
 pub fn embedding(rt: &Runtime, tape: Option<&mut Tape>, ids: &Arc<[u32]>, table: Param) -> Result<Tensor> {
-    let h = table.value.dim(1);
+    let rows = table.value()?;
+    let h = rows.dim(1);
     let mut out = rt.empty(&[ids.len(), h], DType::F32, Category::Activations)?;
-    kernel::gather(rt.device(), table.value.mat(), h, ids, out.f32_mut()?)?;
+    kernel::gather(rt.device(), rows.mat(), h, ids, out.f32_mut()?)?;
     let Some(tape) = tape else { return Ok(out) };
     let trained = table.grad.is_some();
-    Ok(tape.record(&[], trained, out, Embedding { ids: Arc::clone(ids), table }, None))
+    let f = Embedding { ids: Arc::clone(ids), shape: [rows.dim(0), h], table };
+    Ok(tape.record(&[], trained, out, f, None))
 }
 
 struct Embedding {
     ids: Arc<[u32]>,
+    /// Of the table.
+    shape: [usize; 2],
     table: Param,
 }
 
@@ -33,8 +37,8 @@ impl Function for Embedding {
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
         if let Some(slot) = &self.table.grad {
             let g = grad.f32()?;
-            let h = self.table.value.dim(1);
-            slot.add(rt, self.table.value.shape(), |d| kernel::scatter_add(rt.device(), d, h, &self.ids, g))?;
+            let h = self.shape[1];
+            slot.add(rt, &self.shape, |d| kernel::scatter_add(rt.device(), d, h, &self.ids, g))?;
         }
         Ok(vec![])
     }

@@ -46,13 +46,13 @@ pub struct PassScales {
 /// # Errors
 /// If shapes do not fit or memory runs out.
 pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpec) -> Result<Tensor> {
-    let w = &spec.weight.value;
+    let w = spec.weight.value()?;
     let (t, n, k) = (x.dim(0), w.dim(0), w.dim(1));
     let mut y = rt.empty(&[t, n], DType::F32, Category::Activations)?;
     // A bias is f32 when the kernel sees it; a bf16 one is widened here, it is short.
     let bias = match &spec.bias {
         None => None,
-        Some(b) => Some(rt.to_vec(&b.value)?),
+        Some(b) => Some(rt.to_vec(&b.value()?)?),
     };
     let call = Gemm::nt(t, n, k, x.mat(), w.mat()).alpha(spec.alpha).bias(bias.as_deref());
     if let Some(PassScales { layer, observe: true }) = &spec.scales {
@@ -68,6 +68,7 @@ pub fn linear(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, spec: LinearSpe
     let f = Linear {
         x: trained.then(|| tape.save(x)),
         input_shape: x.shape().to_vec(),
+        outputs: n,
         needs_dx: tape.tracks(x),
         weight: spec.weight,
         bias: spec.bias,
@@ -92,6 +93,7 @@ struct Linear {
     /// Only the weight's gradient needs the input.
     x: Option<Saved>,
     input_shape: Vec<usize>,
+    outputs: usize,
     needs_dx: bool,
     weight: Param,
     bias: Option<Param>,
@@ -102,6 +104,10 @@ struct Linear {
 }
 
 impl Linear {
+    fn inputs(&self) -> usize {
+        self.input_shape[1..].iter().product()
+    }
+
     fn rounded<'a>(&self, product: Gemm<'a>) -> Gemm<'a> {
         rounded(product, self.arithmetic, self.scales.as_deref())
     }
@@ -112,8 +118,8 @@ impl Function for Linear {
         "linear"
     }
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
-        let (w, dev) = (&self.weight.value, rt.device());
-        let (t, n, k) = (grad.dim(0), w.dim(0), w.dim(1));
+        let dev = rt.device();
+        let (t, n, k) = (grad.dim(0), self.outputs, self.inputs());
         if let Some(layer) = &self.scales {
             layer.see(Role::Gradient, amax_of(dev, &grad.mat()));
         }
@@ -133,6 +139,7 @@ impl Function for Linear {
         if !self.needs_dx {
             return Ok(vec![None]);
         }
+        let w = self.weight.value()?;
         let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
         let product = self.rounded(Gemm::nn(t, k, n, grad.mat(), w.mat())).alpha(self.alpha);
         let product = product.gradient_noise(self.gradient_noise);

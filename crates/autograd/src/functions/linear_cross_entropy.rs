@@ -49,7 +49,7 @@ pub fn linear_cross_entropy(
     hidden: &Tensor,
     spec: HeadSpec,
 ) -> Result<LossOutput> {
-    let w = &spec.weight.value;
+    let w = spec.weight.value()?;
     let (t, v, h) = (hidden.dim(0), w.dim(0), w.dim(1));
     let chunk = chunk_rows(spec.chunk_bytes, v);
     let mut logits = rt.empty(&[chunk.min(t), v], DType::F32, Category::Workspace)?;

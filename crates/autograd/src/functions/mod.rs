@@ -23,13 +23,47 @@ pub use linear_cross_entropy::{HeadSpec, LossOutput, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use rope::rope;
 
-use crate::GradSlot;
+use std::sync::Arc;
 
-/// A parameter as a function sees it: its value now, and where its gradient goes if it is trained.
+use phalanx_tensor::Tensor;
+
+use crate::{GradSlot, Result};
+
+/// Where the value of a parameter is found when it is needed. Backward asks again: between the two the value may have been given
+/// back and gathered anew (sharded training), so nothing on a tape holds on to it.
+pub trait ParamSource: Send + Sync {
+    /// The value, in the type it is stored in.
+    ///
+    /// # Errors
+    /// If it is not there.
+    fn value(&self) -> Result<Tensor>;
+}
+
+impl ParamSource for Tensor {
+    fn value(&self) -> Result<Tensor> {
+        Ok(self.clone())
+    }
+}
+
+/// A parameter as a function sees it: where its value is found, and where its gradient goes if it is trained.
 #[derive(Clone)]
 pub struct Param {
-    /// The value, in the type it is stored in.
-    pub value: phalanx_tensor::Tensor,
+    source: Arc<dyn ParamSource>,
     /// The gradient's place; `None` when frozen.
     pub grad: Option<GradSlot>,
+}
+
+impl Param {
+    /// From a source (a plain tensor is one).
+    pub fn new(source: impl ParamSource + 'static, grad: Option<GradSlot>) -> Param {
+        Param { source: Arc::new(source), grad }
+    }
+
+    /// The value, now.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn value(&self) -> Result<Tensor> {
+        self.source.value()
+    }
 }

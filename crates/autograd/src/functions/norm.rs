@@ -19,17 +19,18 @@ fn rows(x: &Tensor, w: &Tensor) -> usize {
 /// # Errors
 /// If shapes do not fit or memory runs out.
 pub fn rms_norm(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, weight: Param, eps: f32) -> Result<Tensor> {
-    let t = rows(x, &weight.value);
+    let w = weight.value()?;
+    let t = rows(x, &w);
     let run = move |rt: &Runtime, x: &Tensor, w: &Tensor| -> Result<(Tensor, Tensor)> {
         let mut y = rt.empty(x.shape(), DType::F32, Category::Activations)?;
         let mut rstd = rt.empty(&[t], DType::F32, Category::Activations)?;
         rms::forward(rt.device(), x.f32()?, w.mat(), eps, y.f32_mut()?, rstd.f32_mut()?)?;
         Ok((y, rstd))
     };
-    let (y, rstd) = run(rt, x, &weight.value)?;
+    let (y, rstd) = run(rt, x, &w)?;
     let Some(tape) = tape else { return Ok(y) };
-    let (x_again, w_again) = (tape.save(x), weight.value.clone());
-    let recipe = Recipe::new(move |rt| Ok(run(rt, &x_again.get(rt)?, &w_again)?.0));
+    let (x_again, w_again) = (tape.save(x), weight.clone());
+    let recipe = Recipe::new(move |rt| Ok(run(rt, &x_again.get(rt)?, &w_again.value()?)?.0));
     let f = RmsNorm { x: tape.save(x), needs_dx: tape.tracks(x), rstd, weight: weight.clone() };
     Ok(tape.record(&[x], weight.grad.is_some(), y, f, Some(recipe)))
 }
@@ -47,7 +48,7 @@ impl Function for RmsNorm {
     }
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
         let x = self.x.get(rt)?;
-        let w = &self.weight.value;
+        let w = self.weight.value()?;
         let mut dx = rt.empty(x.shape(), DType::F32, Category::Activations)?;
         let run = |dx: &mut Tensor, dw: Option<&mut [f32]>| -> Result<()> {
             let dx = dx.f32_mut()?;
@@ -73,7 +74,8 @@ pub fn layer_norm(
     bias: Option<Param>,
     eps: f32,
 ) -> Result<Tensor> {
-    let t = rows(x, &weight.value);
+    let (w, b) = (weight.value()?, bias.as_ref().map(Param::value).transpose()?);
+    let t = rows(x, &w);
     let run = move |rt: &Runtime, x: &Tensor, w: &Tensor, b: Option<&Tensor>| -> Result<[Tensor; 3]> {
         let mut y = rt.empty(x.shape(), DType::F32, Category::Activations)?;
         let mut mean = rt.empty(&[t], DType::F32, Category::Activations)?;
@@ -82,11 +84,12 @@ pub fn layer_norm(
         ln::forward(rt.device(), x.f32()?, w.mat(), b, eps, y.f32_mut()?, mean.f32_mut()?, rstd.f32_mut()?)?;
         Ok([y, mean, rstd])
     };
-    let [y, mean, rstd] = run(rt, x, &weight.value, bias.as_ref().map(|b| &b.value))?;
+    let [y, mean, rstd] = run(rt, x, &w, b.as_ref())?;
     let Some(tape) = tape else { return Ok(y) };
-    let (x_again, w_again, b_again) = (tape.save(x), weight.value.clone(), bias.as_ref().map(|b| b.value.clone()));
+    let (x_again, w_again, b_again) = (tape.save(x), weight.clone(), bias.clone());
     let recipe: Arc<Recipe> = Recipe::new(move |rt| {
-        let [y, ..] = run(rt, &x_again.get(rt)?, &w_again, b_again.as_ref())?;
+        let b = b_again.as_ref().map(Param::value).transpose()?;
+        let [y, ..] = run(rt, &x_again.get(rt)?, &w_again.value()?, b.as_ref())?;
         Ok(y)
     });
     let has_params = weight.grad.is_some() || bias.as_ref().is_some_and(|b| b.grad.is_some());
@@ -109,7 +112,7 @@ impl Function for LayerNorm {
     }
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
         let x = self.x.get(rt)?;
-        let w = &self.weight.value;
+        let w = self.weight.value()?;
         let h = w.len();
         let mut dx = rt.empty(x.shape(), DType::F32, Category::Activations)?;
         let mut dw = rt.zeros(&[h], Category::Workspace)?;

@@ -121,14 +121,21 @@ impl LlamaForCausalLm {
 }
 
 impl CausalLm for LlamaForCausalLm {
-    /// ids [T] -> [T, H], after the final norm
-    fn hidden(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
-        let model = &self.model;
-        let mut h_th = model.embed_tokens.forward(cx, ids).map_err(|e| e.at("model.embed_tokens"))?;
-        for (name, layer) in &model.layers {
-            h_th = cx.call(&format!("model.{name}"), layer, h_th)?;
-        }
-        cx.call("model.norm", &model.norm, h_th)
+    fn embed(&self, cx: &mut Cx, ids: &Arc<[u32]>) -> Result<Tensor> {
+        cx.source("model.embed_tokens", |cx| self.model.embed_tokens.forward(cx, ids))
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.model.layers.len()
+    }
+
+    fn block(&self, cx: &mut Cx, i: usize, h_th: Tensor) -> Result<Tensor> {
+        let (name, layer) = &self.model.layers[i];
+        cx.call(&format!("model.{name}"), layer, h_th)
+    }
+
+    fn norm(&self, cx: &mut Cx, h_th: Tensor) -> Result<Tensor> {
+        cx.call("model.norm", &self.model.norm, h_th)
     }
 
     fn head(&self) -> &Parameter {

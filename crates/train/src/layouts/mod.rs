@@ -1,0 +1,107 @@
+//! `verify layouts`: a model on one rank and on every layout that fits, number by number.
+//!
+//! # Why
+//! What goes wrong in distributed training is silent: a gradient that misses one sum, a norm that counts a shard twice, a loss divided by the
+//! wrong count. The curve still looks plausible. So every layout must give the numbers of one rank: loss, norm, *every* gradient, the weights
+//! after five clipped steps of AdamW, and the tokens it read. And it must not move more than it has to: calls and bytes of every group are
+//! counted and compared with the formulas.
+//!
+//! The data hides nothing: packs of up to three documents of very different lengths, few labels here and many there, a document without any, two
+//! micro-batches a step, and ranks that get nothing.
+
+mod cases;
+mod compare;
+mod data;
+mod formula;
+mod run;
+
+use phalanx_comm::MeshShape;
+use phalanx_models::ModelConfig;
+use phalanx_parallel::ParallelPlan;
+use serde::Serialize;
+
+use crate::{Result, TrainError};
+
+pub use cases::cases;
+
+/// A layout to be verified.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// How it is called in the table.
+    pub name: String,
+    /// The mesh.
+    pub mesh: MeshShape,
+    /// What else there is to choose.
+    pub plan: ParallelPlan,
+}
+
+/// What a layout gave, beside one rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayoutResult {
+    /// Its name.
+    pub layout: String,
+    /// Ranks.
+    pub world: usize,
+    /// Largest relative difference of a step's loss.
+    pub loss_rel: f64,
+    /// Largest relative difference of a step's gradient norm.
+    pub norm_rel: f64,
+    /// Largest ‖Δgrad‖ / ‖grad‖ over parameters, in the first step.
+    pub grad_rel_max: f64,
+    /// The parameter it belongs to.
+    pub grad_worst: String,
+    /// Largest ‖Δw‖ / ‖w‖ over parameters, after all steps.
+    pub weights_rel_max: f64,
+    /// Whether the same tokens were read and the same targets counted.
+    pub tokens_equal: bool,
+    /// Whether parts that several ranks hold are equal to the bit, and every element is somewhere.
+    pub replicas_equal: bool,
+    /// Whether every group made the calls of the formula.
+    pub collectives_ok: bool,
+    /// Whether every group moved the bytes of the formula.
+    pub bytes_ok: bool,
+    /// Bytes that all ranks sent in all groups, a step.
+    pub bytes_a_step: u64,
+    /// What is wrong, in words; empty if nothing is.
+    pub faults: Vec<String>,
+    /// Whether all is within tolerance.
+    pub pass: bool,
+}
+
+/// Tolerance of losses and norms.
+pub const LOSS_TOLERANCE: f64 = 1e-6;
+/// Tolerance of gradients and weights.
+pub const TOLERANCE: f64 = 1e-5;
+
+/// Optimizer steps.
+pub const STEPS: usize = 5;
+
+/// Verifies each case and tells `on` of it as soon as it is known.
+///
+/// # Errors
+/// If the model cannot be built or a rank fails.
+pub fn verify(config: &ModelConfig, cases: &[Case], on: &mut dyn FnMut(&LayoutResult)) -> Result<Vec<LayoutResult>> {
+    let data = data::samples(config.vocab_size);
+    let one = Case { name: "one rank".into(), mesh: MeshShape::default(), plan: ParallelPlan::default() };
+    let reference = run::run(config, &one, &data)?;
+    let mut out = Vec::with_capacity(cases.len());
+    for case in cases {
+        let ranks = run::run(config, case, &data)?;
+        let result = compare::compare(config, case, &reference[0], &ranks)?;
+        on(&result);
+        out.push(result);
+    }
+    Ok(out)
+}
+
+/// The cases of `world` ranks and fewer whose name contains `only` (all if empty).
+///
+/// # Errors
+/// If no case is left.
+pub fn chosen(config: &ModelConfig, ranks: usize, only: &str) -> Result<Vec<Case>> {
+    let all: Vec<Case> = cases(config, ranks).into_iter().filter(|c| c.name.contains(only)).collect();
+    if all.is_empty() {
+        return Err(TrainError::setting("only", format!("no layout of at most {ranks} ranks has \"{only}\" in its name")));
+    }
+    Ok(all)
+}
