@@ -57,6 +57,7 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rope;
 pub mod scratch;
+pub mod stream;
 
 pub use device::Device;
 pub use error::{KernelError, Result};
