@@ -23,6 +23,7 @@
 
 mod compatibility;
 mod pattern;
+pub mod pipeline;
 mod plan;
 mod resolve;
 mod show;
