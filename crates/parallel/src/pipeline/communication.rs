@@ -245,7 +245,9 @@ impl<'a> Run<'a> {
             compute => {
                 for wanted in needed(self.schedule, rank, &compute) {
                     match self.inbox[rank].iter().position(|a| *a == wanted) {
-                        Some(at) => drop(self.inbox[rank].swap_remove(at)),
+                        Some(at) => {
+                            self.inbox[rank].swap_remove(at);
+                        }
                         None => return wrong(format!("it needs {wanted}, which stands nowhere before it")),
                     }
                 }
@@ -256,7 +258,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    fn end(mut self) -> Result<Channels, ScheduleError> {
+    fn end(self) -> Result<Channels, ScheduleError> {
         let mut waiting = vec![];
         for rank in 0..self.schedule.num_ranks() {
             if let Some(action) = self.head(rank) {
@@ -341,7 +343,9 @@ mod tests {
             fault(&s, Sends::Buffer)
         };
         let recv = at("recv_f1.1<0");
-        let text = edit(&|l| drop(l.remove(recv)));
+        let text = edit(&|l| {
+            l.remove(recv);
+        });
         assert!(text.contains("F1.1 on rank 1: it needs recv_f1.1<0"), "{text}");
         let later = at("recv_f1.2<0");
         let text = edit(&|l| l.swap(recv, later));
@@ -349,7 +353,12 @@ mod tests {
         let send = at("send_f1.0>2");
         assert!(edit(&|l| l.insert(send, l[send])).contains("sends it twice"));
         assert!(edit(&|l| l.swap(send, send - 1)).contains("what was not made"));
-        assert!(edit(&|l| drop(l.pop())).contains("never sent"));
+        assert!(
+            edit(&|l| {
+                l.pop();
+            })
+            .contains("never sent")
+        );
         let text = edit(&|l| l.insert(recv, l[recv]));
         assert!(text.contains("that of recv_f1.2<0") || text.contains("deadlock"), "{text}");
     }

@@ -34,6 +34,8 @@ pub fn svg(schedule: &Schedule, time: &Timeline) -> String {
     let spans = || time.ranks.iter().flat_map(|r| &r.spans);
     let shortest = spans().map(|s| s.end - s.start).filter(|d| *d > 0.0).fold(f64::INFINITY, f64::min);
     let total = if time.total > 0.0 { time.total } else { 1.0 };
+    // All numbers in one size: that of the longest.
+    let digits = schedule.num_micro_batches.saturating_sub(1).to_string().len();
     let plot = (total / shortest * 22.0).clamp(620.0, 2600.0);
     let per_unit = plot / total;
     let rows = time.ranks.len() as f64 * (ROW + GAP) - GAP;
@@ -69,7 +71,7 @@ pub fn svg(schedule: &Schedule, time: &Timeline) -> String {
             );
             for (i, (kind, part)) in parts.into_iter().enumerate() {
                 let fill = shade(colour(kind), chunk[part.stage], num_chunks);
-                block(&mut out, x, y + i as f64 * h, w, h, fill, &part.micro_batch.to_string());
+                block(&mut out, x, y + i as f64 * h, w, h, fill, &part.micro_batch.to_string(), digits);
             }
             out += "</g>\n";
         }
@@ -82,7 +84,7 @@ pub fn svg(schedule: &Schedule, time: &Timeline) -> String {
 }
 
 /// A box with a number, if there is room for one.
-fn block(out: &mut String, x: f64, y: f64, w: f64, h: f64, fill: Colour, label: &str) {
+fn block(out: &mut String, x: f64, y: f64, w: f64, h: f64, fill: Colour, label: &str, digits: usize) {
     // A hair of white between neighbours, where there is room for it.
     let hair = if w > 6.0 { 0.5 } else { 0.0 };
     let _ = write!(
@@ -95,7 +97,7 @@ fn block(out: &mut String, x: f64, y: f64, w: f64, h: f64, fill: Colour, label: 
         if w > 10.0 { 2 } else { 0 },
         hex(fill)
     );
-    let size = (h * 0.78).min(13.0).min((w - 3.0) / (0.58 * label.len() as f64));
+    let size = (h * 0.78).min(13.0).min((w - 3.0) / (0.58 * digits as f64));
     if size >= 6.0 {
         let bright = 0.299 * fill[0] + 0.587 * fill[1] + 0.114 * fill[2];
         let ink = if bright > 150.0 { INK } else { "#ffffff" };
@@ -104,12 +106,10 @@ fn block(out: &mut String, x: f64, y: f64, w: f64, h: f64, fill: Colour, label: 
 }
 
 fn legend(out: &mut String, time: &Timeline, num_chunks: usize) {
-    let seen = |f: &dyn Fn(&[(Kind, super::Part)]) -> bool| {
-        time.ranks.iter().flat_map(|r| &r.spans).any(|s| f(&boxes(&s.action)))
-    };
+    let all = || time.ranks.iter().flat_map(|r| &r.spans).map(|s| boxes(&s.action));
     let (mut x, y) = (LEFT, 62.0);
     for kind in Kind::ALL {
-        if seen(&|b| b.iter().any(|b| b.0 == kind)) {
+        if all().flatten().any(|(k, _)| k == kind) {
             let words = format!("{} {}", kind.letter(), kind.words());
             let _ = writeln!(
                 out,
@@ -123,14 +123,14 @@ fn legend(out: &mut String, time: &Timeline, num_chunks: usize) {
     let _ = writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\" fill=\"#dfe2e8\"/>");
     text(out, x + 17.0, y + 10.5, 12.0, "start", INK, "normal", "idle");
     x += 54.0;
-    let mut notes = vec![];
+    let mut notes = vec!["peak: activations held, in rank shares"];
     if num_chunks > 1 {
         notes.push("lighter: later chunk");
     }
-    if seen(&|b| b.len() > 1) {
+    if all().any(|b| b.len() > 1) {
         notes.push("split box: both at once");
     }
-    text(out, x, y + 10.5, 12.0, "start", WEAK, "normal", &notes.join(", "));
+    text(out, x, y + 10.5, 12.0, "start", WEAK, "normal", &notes.join("; "));
 }
 
 fn axis(out: &mut String, total: f64, per_unit: f64, y: f64) {

@@ -72,6 +72,10 @@ pub fn text(schedule: &Schedule, time: &Timeline, options: &TextOptions) -> Stri
         if pieces > 1 {
             let _ = writeln!(out, "\n{:gutter$}from {}", "", number((from / column) as f64 * unit));
         }
+        if piece + 1 == pieces {
+            let across = gutter + (columns * column).saturating_sub(from) + 2;
+            let _ = writeln!(out, "{:across$}   idle  peak", "");
+        }
         for (r, row) in rows.iter().enumerate() {
             let cells = &row[from..(from + per_piece).min(row.len())];
             let _ = write!(out, "{:<gutter$}", format!("rank {r}"));
@@ -166,7 +170,7 @@ fn key(time: &Timeline, chunked: bool, labelled: bool) -> String {
             words.push("letter after it: chunk".into());
         }
     }
-    words.push("at the end: idle share, peak of activations in rank shares".into());
+    words.push("peak: activations in rank shares".into());
     words.join("   ")
 }
 
@@ -207,8 +211,8 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "1F1B: 2 ranks, 2 micro-batches");
         assert_eq!(lines[1], "total 9, computing 66.7 %, idle 33.3 %");
-        assert_eq!(lines[2], "rank 0  F0 F1 ·  ·  B0━━━ ·  B1━━━    33.3 %  2", "{text}");
-        assert_eq!(lines[3], "rank 1  ·  F0 B0━━━ F1 B1━━━ ·  ·     33.3 %  1", "{text}");
+        assert_eq!(lines[3], "rank 0  F0 F1 ·  ·  B0━━━ ·  B1━━━    33.3 %  2", "{text}");
+        assert_eq!(lines[4], "rank 1  ·  F0 B0━━━ F1 B1━━━ ·  ·     33.3 %  1", "{text}");
     }
 
     #[test]
@@ -218,7 +222,7 @@ mod tests {
         assert!(text.contains("rank 7  ·······FBBFBB"), "{text}");
         let text = draw(kind, 8, 32, Durations::new(1.0, 1.0, 1.0), 80);
         assert!(text.contains("from 0") && text.contains("from 5"), "{text}");
-        assert!(text.lines().all(|l| l.chars().count() <= 80 || l.contains("at the end")), "{text}");
+        assert!(text.lines().all(|l| l.chars().count() <= 80 || l.contains("rank shares")), "{text}");
     }
 
     #[test]
