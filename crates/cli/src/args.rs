@@ -298,6 +298,53 @@ pub enum Data {
 pub enum Plan {
     /// The resolved plan, module by module.
     Show(Configured),
+    /// Draw a pipeline schedule: who computes what when, how long ranks wait, what they hold.
+    #[command(after_help = "Example: phalanx plan draw --schedule 1f1b --ranks 4 --micro-batches 8 --svg 1f1b.svg")]
+    Draw(Draw),
+}
+
+/// Options of `plan draw`. Times are in any one unit.
+#[derive(Args, Debug)]
+pub struct Draw {
+    /// gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev.
+    #[arg(long, default_value = "1f1b")]
+    pub schedule: String,
+    /// Pipeline ranks.
+    #[arg(long, default_value_t = 4)]
+    pub ranks: usize,
+    /// Micro-batches a step.
+    #[arg(long, default_value_t = 8)]
+    pub micro_batches: usize,
+    /// Stages a rank, for interleaved (2 if left out); the others fix it.
+    #[arg(long)]
+    pub chunks: Option<usize>,
+    /// Time of a stage's forward.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    pub forward: f64,
+    /// Time of a stage's gradient of its input.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    pub input_grad: f64,
+    /// Time of a stage's gradient of its weights.
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    pub weight_grad: f64,
+    /// Time of an overlapped forward and backward (dualpipev); their sum if left out.
+    #[arg(long, allow_negative_numbers = true)]
+    pub overlapped: Option<f64>,
+    /// Time of a message between ranks.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub latency: f64,
+    /// Layers of each stage, such as "Et*3|t*4|t*4|t*3L"; times above are then those of a layer.
+    #[arg(long)]
+    pub layout: Option<String>,
+    /// Columns of the terminal; what does not fit is drawn smaller.
+    #[arg(long, default_value_t = 120)]
+    pub width: usize,
+    /// Write a picture to this file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// One JSON object instead of a drawing.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What `verify` compares.

@@ -561,3 +561,43 @@ fn kept_block_sizes() {
     assert!(out.status.success() && !file.exists() && text(&out.stdout).contains("tune.json"));
     assert!(run(&["tune", "--reset"]).status.success(), "forgetting twice is no error");
 }
+
+#[test]
+fn plan_draw_draws_and_refuses() {
+    let dir = Dir::new("draw");
+    let file = dir.path("1f1b.svg").display().to_string();
+    let draw = |args: &[&str]| phalanx(&[&["plan", "draw"], args].concat());
+    let text = ok(&draw(&["--schedule", "1f1b", "--ranks", "4", "--micro-batches", "8", "--svg", &file]));
+    assert!(text.contains("total 33, computing 72.7 %") && text.contains("wrote "), "{text}");
+    assert!(std::fs::read_to_string(&file).unwrap().contains("</svg>"));
+    let json = ok(&draw(&["--schedule", "dualpipev", "--micro-batches", "10", "--overlapped", "2.5", "--json"]));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["total"], 59.0);
+    assert_eq!(json["schedule"], "dualpipev");
+    assert_eq!(json["ranks"][3][0]["action"], "F3.0");
+    let uneven = ok(&draw(&["--layout", "Et*2|tt|tt|tL", "--latency", "0.5"]));
+    assert!(uneven.contains("rank 3"), "{uneven}");
+
+    refused(&draw(&["--schedule", "1f1p"]), &["no pipeline schedule \"1f1p\"", "did you mean \"1f1b\"?"]);
+    refused(&draw(&["--schedule", "interleaved", "--micro-batches", "10"]), &["10 micro-batches", "8 or 12"]);
+    refused(&draw(&["--schedule", "dualpipev", "--micro-batches", "7"]), &["at least 8", "zb-v"]);
+    refused(&draw(&["--ranks", "0"]), &["0 ranks", "at least 1"]);
+    refused(&draw(&["--forward", "-1"]), &["forward is -1"]);
+    refused(&draw(&["--layout", "Et|tx|t|tL"]), &["column 5", "\"x\""]);
+    refused(&draw(&["--svg", "/nowhere/at/all.svg"]), &["--svg /nowhere/at/all.svg"]);
+}
+
+/// The drawings of docs/pipeline-schedules.md are what the commands above them print.
+#[test]
+fn the_drawings_of_the_documentation_are_real() {
+    let page = std::fs::read_to_string(fixtures("docs/pipeline-schedules.md")).unwrap();
+    let mut count = 0;
+    for block in page.split("```text\n").skip(1).filter_map(|b| b.split("```").next()) {
+        let Some(command) = block.strip_prefix("$ phalanx ") else { continue };
+        let (command, printed) = command.split_once('\n').unwrap();
+        let output = ok(&phalanx(&command.split_whitespace().collect::<Vec<_>>()));
+        assert!(output == printed, "docs/pipeline-schedules.md: `phalanx {command}` prints\n{output}");
+        count += 1;
+    }
+    assert_eq!(count, 8);
+}

@@ -25,6 +25,7 @@ mod compatibility;
 mod distributed;
 pub mod fsdp;
 mod pattern;
+pub mod pipeline;
 mod plan;
 mod resolve;
 mod show;

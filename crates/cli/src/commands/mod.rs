@@ -6,6 +6,7 @@ mod configured;
 mod data;
 mod demo;
 mod doctor;
+mod draw;
 mod eval;
 mod export;
 mod generate;

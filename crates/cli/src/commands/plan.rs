@@ -1,4 +1,4 @@
-//! `phalanx plan show`
+//! `phalanx plan show` and `phalanx plan draw`
 
 use phalanx_config::Purpose;
 use phalanx_train::TrainError;
@@ -6,13 +6,19 @@ use phalanx_train::job::model_config;
 use phalanx_train::method;
 use serde_json::{Map, Value, json};
 
-use super::configured;
-use crate::args::Plan;
+use super::{configured, draw};
+use crate::args::{Configured, Plan};
 use crate::out;
 use crate::outcome::{Outcome, Result};
 
 pub fn run(what: Plan) -> Result<Outcome> {
-    let Plan::Show(args) = what;
+    match what {
+        Plan::Show(args) => show(&args),
+        Plan::Draw(args) => draw::run(&args),
+    }
+}
+
+fn show(args: &Configured) -> Result<Outcome> {
     let c = configured::read(&args.args, Purpose::Plan)?;
     let model_config = model_config(&c.config)?;
     let model = phalanx_models::Model::new(&model_config)?;
