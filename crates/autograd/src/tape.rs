@@ -96,7 +96,8 @@ impl Tape {
     /// Makes `t` an input: its gradient can be asked for after [`Tape::backward`].
     pub fn input(&mut self, t: Tensor) -> Tensor {
         let shape = t.shape().to_vec();
-        let node = Node { function: None, mark: None, inputs: vec![], shape, recipe: None, is_input: true, scope: None };
+        let node =
+            Node { function: None, mark: None, inputs: vec![], shape, recipe: None, is_input: true, scope: None };
         self.push(node, t)
     }
 

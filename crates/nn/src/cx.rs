@@ -242,11 +242,7 @@ impl Cx {
     }
 
     /// Runs `f` in the scope of child `name`, between what the hooks do before and after.
-    fn around<T>(
-        &mut self,
-        name: &str,
-        f: impl FnOnce(&mut Cx, Option<&dyn ScopeHooks>) -> Result<T>,
-    ) -> Result<T> {
+    fn around<T>(&mut self, name: &str, f: impl FnOnce(&mut Cx, Option<&dyn ScopeHooks>) -> Result<T>) -> Result<T> {
         self.within(name, |cx| {
             let Some(hooks) = cx.env.hooks.clone() else { return f(cx, None) };
             hooks.enter(cx)?;

@@ -44,7 +44,9 @@ pub enum NnError {
     #[error("parameter {0} is sharded and not gathered here; it can be used only while the module that owns it runs")]
     NotGathered(String),
     /// A part was named that is none, or too late.
-    #[error("parameter {name} {shape:?} cannot be placed as {placement}: the part must lie inside it and be named before it has a value")]
+    #[error(
+        "parameter {name} {shape:?} cannot be placed as {placement}: the part must lie inside it and be named before it has a value"
+    )]
     Placement {
         /// Parameter.
         name: String,

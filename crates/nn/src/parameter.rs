@@ -1,7 +1,7 @@
 //! Parameters: named handles to values that may change place and type.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use phalanx_autograd::functions::{Param, ParamSource};

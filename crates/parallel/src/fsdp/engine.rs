@@ -151,8 +151,7 @@ impl Fsdp {
 
     fn reduce(&self, rt: &Runtime, i: usize) -> Result<()> {
         let mut state = self.lock();
-        let parameters: Vec<Parameter> =
-            sharded(&state.units[i].unit).filter(|p| p.trainable()).cloned().collect();
+        let parameters: Vec<Parameter> = sharded(&state.units[i].unit).filter(|p| p.trainable()).cloned().collect();
         if parameters.is_empty() {
             return Ok(());
         }

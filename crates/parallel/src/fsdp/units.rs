@@ -18,7 +18,8 @@ pub struct Unit {
 /// # Errors
 /// If a pattern cannot be read or matches nothing.
 pub fn units(model: &dyn Describe, patterns: &[String]) -> Result<Vec<Unit>, DistributedError> {
-    let patterns = patterns.iter().map(|p| Ok((p, Pattern::parse(p)?))).collect::<Result<Vec<_>, DistributedError>>()?;
+    let patterns =
+        patterns.iter().map(|p| Ok((p, Pattern::parse(p)?))).collect::<Result<Vec<_>, DistributedError>>()?;
     let (mut matched, mut paths) = (vec![false; patterns.len()], Vec::<String>::new());
     let mut uses: Vec<(String, Parameter)> = vec![];
     phalanx_nn::walk(model, &mut |event| match event {

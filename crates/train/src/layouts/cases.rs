@@ -38,11 +38,14 @@ fn variants() -> Vec<(&'static str, ParallelPlan)> {
         ("zero-2", ParallelPlan { reshard: Reshard::AfterBackward, ..base() }),
         ("zero-1", ParallelPlan { reshard: Reshard::AfterStep, ..base() }),
         ("no prefetch, reduced once", ParallelPlan { prefetch: 0, reduce_each_micro_batch: false, ..base() }),
-        ("units of half a block, 3 ahead", ParallelPlan {
-            units: vec!["model.layers.{*}.self_attn".into(), "model.layers.{*}.mlp".into()],
-            prefetch: 3,
-            ..base()
-        }),
+        (
+            "units of half a block, 3 ahead",
+            ParallelPlan {
+                units: vec!["model.layers.{*}.self_attn".into(), "model.layers.{*}.mlp".into()],
+                prefetch: 3,
+                ..base()
+            },
+        ),
     ]
 }
 

@@ -115,7 +115,8 @@ fn worst(got: &BTreeMap<String, Vec<f32>>, want: &[Part]) -> (f64, String) {
     let mut worst = (0f64, String::new());
     for part in want {
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        let difference = norm(&mut got[&part.name].iter().zip(&part.values).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+        let difference =
+            norm(&mut got[&part.name].iter().zip(&part.values).map(|(a, b)| f64::from(*a) - f64::from(*b)));
         let size = norm(&mut part.values.iter().map(|&x| f64::from(x)));
         let relative = if difference == 0.0 { 0.0 } else { difference / size };
         if relative.is_nan() || relative > worst.0 {

@@ -101,7 +101,10 @@ pub fn verify(config: &ModelConfig, cases: &[Case], on: &mut dyn FnMut(&LayoutRe
 pub fn chosen(config: &ModelConfig, ranks: usize, only: &str) -> Result<Vec<Case>> {
     let all: Vec<Case> = cases(config, ranks).into_iter().filter(|c| c.name.contains(only)).collect();
     if all.is_empty() {
-        return Err(TrainError::setting("only", format!("no layout of at most {ranks} ranks has \"{only}\" in its name")));
+        return Err(TrainError::setting(
+            "only",
+            format!("no layout of at most {ranks} ranks has \"{only}\" in its name"),
+        ));
     }
     Ok(all)
 }

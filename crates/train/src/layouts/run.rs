@@ -35,7 +35,9 @@ pub(super) struct Rank {
 pub(super) fn run(config: &ModelConfig, case: &Case, samples: &[Sample]) -> Result<Vec<Rank>> {
     let world = case.mesh.num_ranks()?;
     run_ranks(world, |comm| rank(config, case, samples, &comm)).map_err(|e| match e {
-        RunError::Failed { rank, error } => TrainError::Rank { layout: case.name.clone(), rank, error: Box::new(error) },
+        RunError::Failed { rank, error } => {
+            TrainError::Rank { layout: case.name.clone(), rank, error: Box::new(error) }
+        }
         e => TrainError::setting("layout", format!("{}: {e}", case.name)),
     })
 }
@@ -47,8 +49,7 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     let distributed = Distributed::new(&model, mesh, case.plan.clone())?;
     initialise(&rt, &model, 5)?;
     let parameters = model.parameters();
-    let options =
-        AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
+    let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
     let mut optimizer = AdamW::new(&rt, &parameters, &|_| DType::F32, options)?;
     let (share, shares) = distributed.data_share();
     let batches = micro_batches(samples, share, shares);
