@@ -364,6 +364,24 @@ pub enum Verify {
     },
     /// Low-precision recipes against exact training of a small model on a text.
     Precision(Precision),
+    /// Every layout of a model over ranks against one rank.
+    Layouts(Layouts),
+}
+
+/// Options of `verify layouts`.
+#[derive(Args, Debug)]
+pub struct Layouts {
+    /// A model folder or a config.json; its weights are not read. Tiny models, dense and with experts, if left out.
+    pub config: Option<PathBuf>,
+    /// Layouts of at most so many ranks; each is a thread.
+    #[arg(long, default_value_t = 8)]
+    pub ranks: usize,
+    /// Only layouts with this in their name.
+    #[arg(long, default_value = "")]
+    pub only: String,
+    /// One JSON line a layout.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `verify precision`.

@@ -1,18 +1,15 @@
 //! Any layout gives the numbers of one rank.
 
 use phalanx_models::ModelConfig;
-use phalanx_train::layouts::{chosen, verify};
-use serde_json::{Value, json};
+use phalanx_train::layouts::{chosen, tiny_models, verify};
+use serde_json::Value;
 
+/// The tiny dense model; its head tied to the embedding, or not.
 fn dense(tied: bool) -> ModelConfig {
-    let config: Value = json!({
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 103, "hidden_size": 24,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "intermediate_size": 44, "tie_word_embeddings": tied, "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "hidden_act": "silu", "initializer_range": 0.2, "attention_bias": false, "dtype": "float32"
-    });
-    ModelConfig::from_json("dense", config).unwrap()
+    let (_, config) = tiny_models().unwrap().swap_remove(0);
+    let mut raw = Value::Object(config.raw.clone());
+    raw["tie_word_embeddings"] = tied.into();
+    ModelConfig::from_json("dense", raw).unwrap()
 }
 
 fn all_pass(config: &ModelConfig, ranks: usize, only: &str) {

@@ -1,12 +1,13 @@
-//! `phalanx verify parity DIR...` and `phalanx verify precision TEXT`
+//! `phalanx verify parity DIR...`, `phalanx verify precision TEXT` and `phalanx verify layouts CONFIG`
 
 use phalanx_parallel::Exactness;
 use phalanx_report::Table;
-use phalanx_train::{near_lossless, parity};
+use phalanx_models::ModelConfig;
+use phalanx_train::{layouts, near_lossless, parity};
 use serde_json::json;
 use std::path::PathBuf;
 
-use crate::args::{Precision, Verify};
+use crate::args::{Layouts, Precision, Verify};
 use crate::out;
 use crate::outcome::{Outcome, Result, chain};
 
@@ -14,7 +15,60 @@ pub fn run(what: Verify) -> Result<Outcome> {
     match what {
         Verify::Parity { dirs, json, threads } => with_golden(dirs, json, threads),
         Verify::Precision(options) => precision(options),
+        Verify::Layouts(options) => every_layout(&options),
     }
+}
+
+fn every_layout(a: &Layouts) -> Result<Outcome> {
+    let models = match &a.config {
+        Some(path) if path.is_dir() => vec![(None, ModelConfig::from_folder(path)?)],
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let place = path.display().to_string();
+            let value = serde_json::from_str(&text).map_err(|e| format!("{place}: {e}"))?;
+            vec![(None, ModelConfig::from_json(&place, value)?)]
+        }
+        None => layouts::tiny_models()?.into_iter().map(|(name, c)| (Some(name), c)).collect(),
+    };
+    let header = ["layout", "ranks", "loss", "norm", "worst gradient", "of", "weights", "tokens", "MB a step", "verdict"];
+    let mut table = Table::new(super::style(), &header);
+    let (mut passed, mut all, mut faults) = (0, 0, vec![]);
+    for (name, config) in models {
+        let mut cases = layouts::chosen(&config, a.ranks, &a.only)?;
+        if let Some(name) = name {
+            cases.iter_mut().for_each(|c| c.name = format!("{name}: {}", c.name));
+        }
+        let mut printed: Result<()> = Ok(());
+        layouts::verify(&config, &cases, &mut |r| {
+            if !a.json {
+                eprintln!("{} {}", if r.pass { "pass" } else { "FAIL" }, r.layout);
+            } else if printed.is_ok() {
+                printed = serde_json::to_string(r).map_err(Into::into).and_then(|l| Ok(out::line(l)?));
+            }
+            all += 1;
+            passed += usize::from(r.pass);
+            faults.extend(r.faults.iter().map(|f| format!("{}: {f}", r.layout)));
+            table.row([
+                r.layout.clone(),
+                r.world.to_string(),
+                format!("{:.1e}", r.loss_rel),
+                format!("{:.1e}", r.norm_rel),
+                format!("{:.1e}", r.grad_rel_max),
+                r.grad_worst.clone(),
+                format!("{:.1e}", r.weights_rel_max),
+                if r.tokens_equal { "equal" } else { "DIFFER" }.into(),
+                format!("{:.3}", r.bytes_a_step as f64 / 1e6),
+                if r.pass { "pass" } else { "FAIL" }.into(),
+            ]);
+        })?;
+        printed?;
+    }
+    if !a.json {
+        out::text(table)?;
+        out::line(format!("{passed} of {all} layouts give the numbers of one rank"))?;
+    }
+    faults.iter().for_each(|f| eprintln!("{f}"));
+    Ok(if passed == all { Outcome::Done } else { Outcome::Failed })
 }
 
 fn precision(a: Precision) -> Result<Outcome> {

@@ -19,6 +19,7 @@ use phalanx_comm::MeshShape;
 use phalanx_models::ModelConfig;
 use phalanx_parallel::ParallelPlan;
 use serde::Serialize;
+use serde_json::json;
 
 use crate::{Result, TrainError};
 
@@ -66,6 +67,21 @@ pub struct LayoutResult {
     pub faults: Vec<String>,
     /// Whether all is within tolerance.
     pub pass: bool,
+}
+
+/// The models that are verified where none is named: tiny, but with more than one of everything, and with sizes that do not divide.
+///
+/// # Errors
+/// Never; the configs are fixed.
+pub fn tiny_models() -> Result<Vec<(&'static str, ModelConfig)>> {
+    let dense = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 103, "hidden_size": 24,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 44, "tie_word_embeddings": true, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu", "initializer_range": 0.2, "attention_bias": false, "dtype": "float32"
+    });
+    Ok(vec![("dense", ModelConfig::from_json("dense", dense)?)])
 }
 
 /// Tolerance of losses and norms.
