@@ -36,4 +36,4 @@ pub use error::{AutogradError, Result};
 pub use grad_slot::GradSlot;
 pub use layer_scales::LayerScales;
 pub use saved::{Recipe, Saved};
-pub use tape::{Function, Gradients, Tape};
+pub use tape::{Deferred, Function, Gradients, Tape, WeightGradients};

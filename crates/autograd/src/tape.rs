@@ -19,10 +19,42 @@ pub trait Function: Send {
     /// # Errors
     /// Those of the kernels, or if memory runs out.
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>>;
+
+    /// As [`Function::backward`], but what only gradients of parameters need may be left for later. By default nothing is.
+    ///
+    /// # Errors
+    /// As [`Function::backward`].
+    fn backward_inputs(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<(Vec<Option<Tensor>>, Option<Deferred>)> {
+        Ok((self.backward(rt, grad)?, None))
+    }
 }
 
-/// What [`Tape::mark`] leaves.
-type Mark = Box<dyn FnOnce(&Runtime) -> Result<()> + Send>;
+/// Something to be done later in a backward pass: what [`Tape::mark`] leaves, or the half of a function's backward that makes gradients of
+/// parameters.
+pub type Deferred = Box<dyn FnOnce(&Runtime) -> Result<()> + Send>;
+
+/// What is left at a place of the tape.
+enum Mark {
+    /// Done when backward comes by.
+    Now(Deferred),
+    /// Done when the gradients of the parameters above it are complete.
+    AfterWeights(Deferred),
+}
+
+/// The second half of a backward pass that was split: the gradients of parameters (the W of zero-bubble schedules).
+#[must_use = "gradients of parameters are made by run()"]
+#[derive(Default)]
+pub struct WeightGradients(Vec<Deferred>);
+
+impl WeightGradients {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// Those of the functions.
+    pub fn run(self, rt: &Runtime) -> Result<()> {
+        self.0.into_iter().try_for_each(|f| f(rt))
+    }
+}
 
 struct Node {
     function: Option<Box<dyn Function>>,
@@ -104,8 +136,17 @@ impl Tape {
     /// Leaves something to be done when backward comes by: after all that is recorded later, before all that was recorded earlier, and
     /// whether or not gradients flow there. So every rank does it in the same place.
     pub fn mark(&mut self, f: impl FnOnce(&Runtime) -> Result<()> + Send + 'static) {
-        let (inputs, shape) = (vec![], vec![]);
-        let mark: Option<Mark> = Some(Box::new(f));
+        self.push_mark(Mark::Now(Box::new(f)));
+    }
+
+    /// As [`Tape::mark`], but in a [split](Tape::backward_inputs) backward pass with the second half: what is recorded later has its
+    /// gradients of parameters then.
+    pub fn mark_after_weights(&mut self, f: impl FnOnce(&Runtime) -> Result<()> + Send + 'static) {
+        self.push_mark(Mark::AfterWeights(Box::new(f)));
+    }
+
+    fn push_mark(&mut self, mark: Mark) {
+        let (inputs, shape, mark) = (vec![], vec![], Some(mark));
         self.nodes.push(Node { function: None, mark, inputs, shape, recipe: None, is_input: false, scope: None });
     }
 
@@ -155,15 +196,43 @@ impl Tape {
     ///
     /// # Errors
     /// If `root` was not recorded here, or a function fails.
-    pub fn backward(mut self, rt: &Runtime, root: &Tensor, seed: Tensor) -> Result<Gradients> {
+    pub fn backward(self, rt: &Runtime, root: &Tensor, seed: Tensor) -> Result<Gradients> {
+        self.walk_back(rt, root, seed, None)
+    }
+
+    /// The first half of [`Tape::backward`]: gradients of the inputs, and what is left to be done for those of parameters. Both halves
+    /// together give the bits of the whole.
+    ///
+    /// # Errors
+    /// As [`Tape::backward`].
+    pub fn backward_inputs(self, rt: &Runtime, root: &Tensor, seed: Tensor) -> Result<(Gradients, WeightGradients)> {
+        let mut later = vec![];
+        let gradients = self.walk_back(rt, root, seed, Some(&mut later))?;
+        Ok((gradients, WeightGradients(later)))
+    }
+
+    fn walk_back(
+        mut self,
+        rt: &Runtime,
+        root: &Tensor,
+        seed: Tensor,
+        mut later: Option<&mut Vec<Deferred>>,
+    ) -> Result<Gradients> {
         let root = self.index(root).ok_or(AutogradError::NotRecorded)?;
         let mut grads: Vec<Option<Tensor>> = self.nodes.iter().map(|_| None).collect();
         grads[root] = Some(seed);
         while let Some(mut node) = self.nodes.pop() {
             let i = self.nodes.len();
-            if let Some(mark) = node.mark.take() {
-                mark(rt)?;
-                continue;
+            match (node.mark.take(), &mut later) {
+                (None, _) => {}
+                (Some(Mark::AfterWeights(f)), Some(later)) => {
+                    later.push(f);
+                    continue;
+                }
+                (Some(Mark::Now(f) | Mark::AfterWeights(f)), _) => {
+                    f(rt)?;
+                    continue;
+                }
             }
             let Some(function) = node.function.take() else { continue };
             let Some(grad) = grads[i].take() else { continue };
@@ -172,7 +241,14 @@ impl Tape {
                 Some(module) => format!("{module}: {} backward", function.name()),
                 None => format!("{} backward", function.name()),
             });
-            let inputs = function.backward(rt, grad)?;
+            let inputs = match &mut later {
+                None => function.backward(rt, grad)?,
+                Some(later) => {
+                    let (inputs, rest) = function.backward_inputs(rt, grad)?;
+                    later.extend(rest);
+                    inputs
+                }
+            };
             for (to, g) in node.inputs.iter().zip(inputs) {
                 if let (Some(to), Some(g)) = (*to, g) {
                     grads[to] = Some(match grads[to].take() {

@@ -31,7 +31,7 @@ pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;
 
-pub use causal_lm::{CausalLm, Model, logits, loss};
+pub use causal_lm::{CausalLm, Model, head_loss, logits, loss};
 pub use config::{ModelConfig, StoredDType};
 pub use error::{ModelError, Result};
 pub use known::{Family, family, known_families};

@@ -29,6 +29,7 @@ pub mod pipeline;
 mod plan;
 mod resolve;
 mod show;
+mod stages;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use distributed::{Distributed, DistributedError, ParallelPlan};
@@ -36,3 +37,4 @@ pub use pattern::{Pattern, PatternError};
 pub use plan::{Exactness, Plan, Precision};
 pub use resolve::{Conflict, Site, resolve, sites};
 pub use show::show;
+pub use stages::{PipelinePlan, Stages};

@@ -34,6 +34,7 @@ mod model_output;
 pub mod near_lossless;
 pub mod optimizer;
 pub mod parity;
+pub mod pipeline;
 pub mod profiling;
 pub mod resume;
 pub mod run_files;

@@ -45,23 +45,38 @@ pub fn layout(batch: &TokenBatch) -> Batch {
     Batch::causal(&lens)
 }
 
+/// The rows of a micro-batch, ready to run.
+pub(crate) struct Rows {
+    pub env: Env,
+    pub ids: Arc<[u32]>,
+    pub targets: Arc<[i32]>,
+}
+
+impl Rows {
+    pub fn new(env: &Env, batch: &TokenBatch, moment: u64) -> Rows {
+        if batch.ids.is_empty() && env.hooks.is_some() {
+            // On a mesh a rank without tokens takes part all the same, or its peers would wait for it: one token that counts for nothing.
+            let env = env.for_batch(Batch::causal(&[1]), moment);
+            return Rows { env, ids: [0].into(), targets: [-100].into() };
+        }
+        let (ids, targets) = tensors(batch);
+        Rows { env: env.for_batch(layout(batch), moment), ids, targets }
+    }
+}
+
 /// Forward and backward of one micro-batch: gradients of the summed loss are added to the parameters' slots.
 ///
 /// # Errors
 /// If an id has no row, or memory runs out.
 pub fn forward_backward(model: &Model, env: &Env, batch: &TokenBatch) -> Result<LossCount> {
-    // On a mesh a rank without tokens takes part all the same, or its peers would wait for it: one token that counts for nothing.
-    let nothing = env.hooks.is_some() && batch.ids.is_empty();
-    let on_one = env.for_batch(Batch::causal(&[1]), env.moment);
-    let env = if nothing { &on_one } else { env };
     if batch.num_targets == 0 && env.hooks.is_none() {
         return Ok(LossCount::default());
     }
+    let Rows { env, ids, targets } = &Rows::new(env, batch, env.moment);
     let profiler = env.rt.device().profiler();
     let mut cx = Cx::train(env);
-    let (ids, targets) = if nothing { (Arc::from([0u32]), Arc::from([-100])) } else { tensors(batch) };
     let forward = profiler.phase("forward");
-    let out = loss(model, &mut cx, &ids, &targets)?;
+    let out = loss(model, &mut cx, ids, targets)?;
     drop(forward);
     let _backward = profiler.phase("backward");
     let one = env.rt.from_f32(&[1], &[1.0], Category::Activations)?;

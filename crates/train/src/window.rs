@@ -10,7 +10,7 @@ use phalanx_tensor::Runtime;
 
 use crate::optimizer::{AdamW, clip_factor};
 use crate::step::{LossCount, forward_backward, layout};
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, pipeline};
 
 /// What a window gave, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -41,20 +41,33 @@ pub fn gradients(
     batches: &[TokenBatch],
     distributed: Option<&Arc<Distributed>>,
 ) -> Result<(LossCount, u64)> {
-    let (mut loss, mut tokens) = (LossCount::default(), 0);
+    let tokens = batches.iter().map(|b| b.ids.len() as u64).sum();
+    let mut loss = LossCount::default();
+    if let Some((d, stages)) = distributed.and_then(|d| Some((d, d.stages()?))) {
+        d.begin_pipeline();
+        loss = pipeline::run(model, env, batches, d, stages)?;
+        d.reduce_gradients(&env.rt)?;
+        return over_all_ranks(&env.rt, d, loss, tokens);
+    }
     for (i, batch) in batches.iter().enumerate() {
         if let Some(d) = distributed {
             d.begin_micro_batch(i + 1 == batches.len());
         }
         let env = env.for_batch(layout(batch), i as u64);
         loss.add(forward_backward(model, &env, batch)?);
-        tokens += batch.ids.len() as u64;
         if let Some(d) = distributed {
             d.finish_backward(&env.rt)?;
         }
     }
-    let Some(d) = distributed else { return Ok((loss, tokens)) };
-    d.finish_window(&env.rt)?;
+    match distributed {
+        None => Ok((loss, tokens)),
+        Some(d) => over_all_ranks(&env.rt, d, loss, tokens),
+    }
+}
+
+/// Ends a window: gradients, loss and tokens of all ranks together.
+fn over_all_ranks(rt: &Runtime, d: &Distributed, loss: LossCount, tokens: u64) -> Result<(LossCount, u64)> {
+    d.finish_window(rt)?;
     let mut sums = [loss.sum, loss.count as f64, tokens as f64];
     d.sum_over_data(&mut sums)?;
     Ok((LossCount { sum: sums[0], count: sums[1] as u64 }, sums[2] as u64))

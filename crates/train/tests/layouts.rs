@@ -26,11 +26,11 @@ fn all_pass(config: &ModelConfig, ranks: usize, only: &str) {
 }
 
 #[test]
-fn data_parallel_layouts() {
+fn every_layout_of_up_to_six_ranks() {
     all_pass(&dense(true), 6, "");
 }
 
 #[test]
 fn with_a_head_of_its_own() {
-    all_pass(&dense(false), 3, "");
+    all_pass(&dense(false), 4, "");
 }

@@ -8,7 +8,7 @@ use phalanx_kernels::lowp::amax_of;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
 use super::Param;
-use crate::{Function, LayerScales, Result, Saved, Tape};
+use crate::{Deferred, Function, LayerScales, Result, Saved, Tape};
 
 /// The parameters of a linear map.
 pub struct LinearSpec {
@@ -111,18 +111,18 @@ impl Linear {
     fn rounded<'a>(&self, product: Gemm<'a>) -> Gemm<'a> {
         rounded(product, self.arithmetic, self.scales.as_deref())
     }
-}
 
-impl Function for Linear {
-    fn name(&self) -> &'static str {
-        "linear"
+    /// Notes the magnitude of the gradient, where scales go by it.
+    fn see(&self, rt: &Runtime, grad: &Tensor) {
+        if let Some(layer) = &self.scales {
+            layer.see(Role::Gradient, amax_of(rt.device(), &grad.mat()));
+        }
     }
-    fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
+
+    /// Gradients of weight and bias.
+    fn weights(&self, rt: &Runtime, grad: &Tensor) -> Result<()> {
         let dev = rt.device();
         let (t, n, k) = (grad.dim(0), self.outputs, self.inputs());
-        if let Some(layer) = &self.scales {
-            layer.see(Role::Gradient, amax_of(dev, &grad.mat()));
-        }
         if let (Some(slot), Some(x)) = (&self.weight.grad, &self.x) {
             let x = x.get(rt)?;
             slot.accumulate(rt, &[n, k], |dw, fresh| {
@@ -136,14 +136,36 @@ impl Function for Linear {
             let dy = grad.f32()?;
             slot.add(rt, &[n], |db| elementwise::sum_rows(dev, dy, db))?;
         }
+        Ok(())
+    }
+
+    /// Gradient of the input, if it is wanted.
+    fn input(&self, rt: &Runtime, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         if !self.needs_dx {
             return Ok(vec![None]);
         }
+        let (t, n, k) = (grad.dim(0), self.outputs, self.inputs());
         let w = self.weight.value()?;
         let mut dx = rt.empty(&self.input_shape, DType::F32, Category::Activations)?;
         let product = self.rounded(Gemm::nn(t, k, n, grad.mat(), w.mat())).alpha(self.alpha);
         let product = product.gradient_noise(self.gradient_noise);
-        gemm(dev, &product, dx.f32_mut()?)?;
+        gemm(rt.device(), &product, dx.f32_mut()?)?;
         Ok(vec![Some(dx)])
+    }
+}
+
+impl Function for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+    fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
+        self.see(rt, &grad);
+        self.weights(rt, &grad)?;
+        self.input(rt, &grad)
+    }
+    fn backward_inputs(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<(Vec<Option<Tensor>>, Option<Deferred>)> {
+        self.see(rt, &grad);
+        let inputs = self.input(rt, &grad)?;
+        Ok((inputs, Some(Box::new(move |rt| self.weights(rt, &grad)))))
     }
 }

@@ -1,8 +1,8 @@
 //! `phalanx verify parity DIR...`, `phalanx verify precision TEXT` and `phalanx verify layouts CONFIG`
 
+use phalanx_models::ModelConfig;
 use phalanx_parallel::Exactness;
 use phalanx_report::Table;
-use phalanx_models::ModelConfig;
 use phalanx_train::{layouts, near_lossless, parity};
 use serde_json::json;
 use std::path::PathBuf;
@@ -30,7 +30,8 @@ fn every_layout(a: &Layouts) -> Result<Outcome> {
         }
         None => layouts::tiny_models()?.into_iter().map(|(name, c)| (Some(name), c)).collect(),
     };
-    let header = ["layout", "ranks", "loss", "norm", "worst gradient", "of", "weights", "tokens", "MB a step", "verdict"];
+    let header =
+        ["layout", "ranks", "loss", "norm", "worst gradient", "of", "weights", "tokens", "MB a step", "verdict"];
     let mut table = Table::new(super::style(), &header);
     let (mut passed, mut all, mut faults) = (0, 0, vec![]);
     for (name, config) in models {

@@ -78,7 +78,7 @@ impl Fsdp {
         // On the way back this is where the unit is done with.
         let fsdp = Arc::clone(self);
         if let Some(tape) = cx.tape() {
-            tape.mark(move |rt| fsdp.backward_done(rt, i).map_err(other));
+            tape.mark_after_weights(move |rt| fsdp.backward_done(rt, i).map_err(other));
         }
         Ok(())
     }
@@ -173,6 +173,15 @@ impl Fsdp {
         state.reducing = Some((parameters, pending));
         drop(state);
         before.map_or(Ok(()), |b| settle(rt, b))
+    }
+
+    /// Reduces the gradients of all units, the last one first.
+    ///
+    /// # Errors
+    /// If a peer failed or memory runs out.
+    pub fn reduce_all(&self, rt: &Runtime) -> Result<()> {
+        let units = self.lock().units.len();
+        (0..units).rev().try_for_each(|i| self.reduce(rt, i))
     }
 
     /// After the backward pass of a micro-batch: all sums have arrived.

@@ -3,8 +3,6 @@
 use phalanx_data::Batch as TokenBatch;
 use phalanx_tensor::rng::Stream;
 
-/// Micro-batches a step.
-pub(super) const MICRO_BATCHES: usize = 2;
 /// Samples a step, over all ranks.
 const SAMPLES: usize = 8;
 
@@ -33,15 +31,15 @@ pub(super) fn samples(vocab: usize) -> Vec<Sample> {
     (0..SAMPLES).map(|i| sample(i, &mut draw)).collect()
 }
 
-/// The micro-batches of one of `shares` shares: every `shares`-th sample, cut in two.
-pub(super) fn micro_batches(samples: &[Sample], share: usize, shares: usize) -> Vec<TokenBatch> {
+/// The `count` micro-batches of one of `shares` shares: every `shares`-th sample, the first micro-batches having the most.
+pub(super) fn micro_batches(samples: &[Sample], share: usize, shares: usize, count: usize) -> Vec<TokenBatch> {
     let own: Vec<&Sample> = samples.iter().skip(share).step_by(shares).collect();
-    let most = samples.len().div_ceil(shares).div_ceil(MICRO_BATCHES).max(1);
+    let most = samples.len().div_ceil(shares).div_ceil(count).max(1);
     let batch = |samples: &[&Sample]| {
         let documents = samples.iter().flat_map(|s| s.iter());
         TokenBatch::from_documents(documents.map(|(ids, trained)| (0, ids.as_slice(), trained.as_slice())))
     };
     let mut out: Vec<TokenBatch> = own.chunks(most).map(batch).collect();
-    out.resize_with(MICRO_BATCHES, TokenBatch::default);
+    out.resize_with(count, TokenBatch::default);
     out
 }

@@ -1,15 +1,16 @@
 //! What a layout has to move, from its sizes alone.
 //!
 //! Per group: the calls of each rank, and the bytes that all ranks of the group send together, P ranks and N bytes the full buffer: an
-//! all_gather or reduce_scatter (P − 1)·N, an all_reduce 2·(P − 1)·N.
+//! all_gather or reduce_scatter (P − 1)·N, an all_reduce 2·(P − 1)·N, a message N.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_comm::{AxisKind, Kind, Traffic};
+use phalanx_comm::{AxisKind, Coordinates, Kind, Traffic};
 use phalanx_models::{Model, ModelConfig};
-use phalanx_parallel::fsdp::Reshard;
+use phalanx_parallel::fsdp::{Reshard, Unit, units};
+use phalanx_parallel::pipeline::{Action, Schedule, ScheduleKind, StageLayers, build, split_layers};
 
-use super::data::MICRO_BATCHES;
+use super::data::{Sample, micro_batches};
 use super::{Case, STEPS};
 use crate::Result;
 
@@ -20,99 +21,240 @@ pub(super) struct Moved {
     pub bytes: u64,
 }
 
-/// Calls of a rank, and bytes over all ranks.
-type Expected = BTreeMap<(AxisKind, &'static str), (u64, u64)>;
+/// Calls of each rank, and bytes over all ranks.
+#[derive(Clone)]
+struct Amount {
+    calls: Vec<u64>,
+    bytes: u64,
+}
+
+type Amounts = BTreeMap<(String, &'static str), Amount>;
 
 pub(super) fn check(
     config: &ModelConfig,
     case: &Case,
-    ranks: &[&[(AxisKind, Traffic)]],
+    samples: &[Sample],
+    ranks: &[&[(String, Traffic)]],
     faults: &mut Vec<String>,
 ) -> Result<Moved> {
-    let expected = expected(config, case)?;
-    let mut found: BTreeMap<(AxisKind, &'static str), (Vec<u64>, u64)> = BTreeMap::new();
+    let none = Amount { calls: vec![0; ranks.len()], bytes: 0 };
+    let expected = Formula::new(config, case, samples)?.amounts();
+    let mut found = Amounts::new();
     for (rank, groups) in ranks.iter().enumerate() {
-        for (axis, traffic) in *groups {
+        for (group, traffic) in *groups {
             for (kind, t) in traffic.kinds() {
-                let entry = found.entry((*axis, kind.name())).or_insert_with(|| (vec![0; ranks.len()], 0));
-                entry.0[rank] += t.calls;
-                entry.1 += t.bytes_sent;
+                let entry = found.entry((group.clone(), kind.name())).or_insert_with(|| none.clone());
+                entry.calls[rank] += t.calls;
+                entry.bytes += t.bytes_sent;
             }
         }
     }
-    let mut moved = Moved { collectives_ok: true, bytes_ok: true, bytes: found.values().map(|f| f.1).sum() };
-    let keys: std::collections::BTreeSet<_> = expected.keys().chain(found.keys()).copied().collect();
+    let mut moved = Moved { collectives_ok: true, bytes_ok: true, bytes: found.values().map(|f| f.bytes).sum() };
+    let keys: BTreeSet<_> = expected.keys().chain(found.keys()).cloned().collect();
     for key in keys {
-        let (calls, bytes) = expected.get(&key).copied().unwrap_or_default();
-        let (found_calls, found_bytes) = found.get(&key).cloned().unwrap_or((vec![0; ranks.len()], 0));
-        let of = format!("{} over {}", key.1, key.0.name());
-        if let Some(rank) = found_calls.iter().position(|&c| c != calls) {
+        let want = expected.get(&key).unwrap_or(&none);
+        let got = found.get(&key).unwrap_or(&none);
+        let of = format!("{} over {}", key.1, key.0);
+        if let Some(rank) = (0..ranks.len()).find(|&r| got.calls[r] != want.calls[r]) {
             moved.collectives_ok = false;
-            faults.push(format!("{of}: rank {rank} made {} calls, the formula has {calls}", found_calls[rank]));
+            let (made, due) = (got.calls[rank], want.calls[rank]);
+            faults.push(format!("{of}: rank {rank} made {made} calls, the formula has {due}"));
         }
-        if found_bytes != bytes {
+        if got.bytes != want.bytes {
             moved.bytes_ok = false;
-            faults.push(format!("{of}: {found_bytes} bytes were sent, the formula has {bytes}"));
+            faults.push(format!("{of}: {} bytes were sent, the formula has {}", got.bytes, want.bytes));
         }
     }
     Ok(moved)
 }
 
-fn expected(config: &ModelConfig, case: &Case) -> Result<Expected> {
-    let mut out = Expected::new();
-    let mesh = case.mesh;
-    let world = mesh.num_ranks()? as u64;
-    let mut add = |axis: AxisKind, kind: Kind, size: u64, calls: u64, bytes: u64| {
-        // Every rank is in one group along an axis, so there are world / size of them.
-        if size > 1 && calls > 0 {
-            let entry = out.entry((axis, kind.name())).or_insert((0, 0));
-            entry.0 += calls;
-            entry.1 += bytes * (world / size);
-        }
-    };
-    let (steps, micro) = (STEPS as u64, MICRO_BATCHES as u64);
-    let (shards, replicas) = ((mesh.dp_shard * mesh.cp) as u64, mesh.dp_replicate as u64);
-    let units = unit_sizes(config, &case.plan.units)?;
-    for (i, &elements) in units.iter().enumerate().filter(|u| *u.1 > 0) {
-        let gathers = match case.plan.reshard {
-            Reshard::AfterStep => 1,
-            Reshard::AfterForward if i > 0 => 2 * micro,
-            _ => micro,
-        };
-        let once = !case.plan.reduce_each_micro_batch || case.plan.reshard == Reshard::AfterStep;
-        let reductions = if once { 1 } else { micro };
-        let bytes = 4 * elements * (shards - 1);
-        add(AxisKind::Fsdp, Kind::AllGather, shards, steps * gathers, steps * gathers * bytes);
-        add(AxisKind::Fsdp, Kind::ReduceScatter, shards, steps * reductions, steps * reductions * bytes);
-    }
-    let all: u64 = units.iter().sum();
-    if shards > 1 {
-        // The replicas of all shards together hold the whole model.
-        let (bytes, groups) = (2 * 4 * all * (replicas - 1), world / replicas / shards);
-        if replicas > 1 {
-            let entry = out.entry((AxisKind::DpReplicate, Kind::AllReduce.name())).or_insert((0, 0));
-            *entry = (steps, steps * bytes * groups);
-        }
-    } else {
-        add(AxisKind::Loss, Kind::AllReduce, replicas, steps, steps * 2 * 4 * all * (replicas - 1));
-    }
-    let mut scalars = |axis, size: u64, values: u64| {
-        if size > 1 {
-            let entry = out.entry((axis, Kind::AllReduce.name())).or_insert((0, 0));
-            entry.0 += steps;
-            entry.1 += steps * 2 * 8 * values * (size - 1) * (world / size);
-        }
-    };
-    // Loss, count, tokens; and the norm.
-    scalars(AxisKind::Loss, shards * replicas, 3);
-    scalars(AxisKind::World, world, 1);
-    Ok(out)
+/// The sizes that everything follows from.
+struct Formula<'a> {
+    case: &'a Case,
+    world: usize,
+    /// Of a row of activations, bytes.
+    row: u64,
+    units: Vec<Unit>,
+    /// Of the tied parameter, if there is one.
+    tied: u64,
+    /// A schedule and what its stages hold; with one stage, one that does the micro-batches in turn.
+    schedule: Schedule,
+    layers: Vec<StageLayers>,
+    /// Rows of each micro-batch of each share of the data, a rank without tokens having one.
+    rows: Vec<Vec<u64>>,
+    out: Amounts,
 }
 
-/// Elements of each unit, that of the whole pass first.
-fn unit_sizes(config: &ModelConfig, patterns: &[String]) -> Result<Vec<u64>> {
-    let model = Model::new(config)?;
-    let units = phalanx_parallel::fsdp::units(&model, patterns)?;
-    let size = |u: &phalanx_parallel::fsdp::Unit| u.parameters.iter().map(|p| p.len() as u64).sum();
-    Ok(units.iter().map(size).collect())
+impl<'a> Formula<'a> {
+    fn new(config: &ModelConfig, case: &'a Case, samples: &[Sample]) -> Result<Formula<'a>> {
+        let model = Model::new(config)?;
+        let (mesh, plan) = (case.mesh, &case.plan.pipeline);
+        let schedule = match mesh.pp {
+            1 => build(ScheduleKind::OneForwardOneBackward, 1, case.micro_batches, None),
+            p => build(plan.schedule, p, case.micro_batches, plan.chunks),
+        };
+        let schedule = schedule.map_err(crate::layouts::refused)?;
+        let layers = split_layers(config.num_hidden_layers, schedule.num_stages(), &plan.layers)
+            .map_err(crate::layouts::refused)?;
+        let shares = mesh.dp_replicate * mesh.dp_shard;
+        let rows = |share| {
+            let batches = micro_batches(samples, share, shares, case.micro_batches);
+            batches.iter().map(|b| b.ids.len().max(1) as u64).collect()
+        };
+        let tied = if config.tie_word_embeddings { config.vocab_size * config.hidden_size } else { 0 };
+        Ok(Formula {
+            case,
+            world: mesh.num_ranks()?,
+            row: 4 * config.hidden_size as u64,
+            units: units(&model, &case.plan.units)?,
+            tied: tied as u64,
+            schedule,
+            layers,
+            rows: (0..shares).map(rows).collect(),
+            out: Amounts::new(),
+        })
+    }
+
+    fn amounts(mut self) -> Amounts {
+        for rank in 0..self.world {
+            let at = self.case.mesh.coordinates(rank);
+            self.gathers_and_scatters(rank, at);
+            self.sums(rank, at);
+            self.messages(rank, at);
+        }
+        self.out.retain(|_, a| a.bytes > 0 || a.calls.iter().any(|&c| c > 0));
+        self.out
+    }
+
+    /// Adds what one rank does in a step.
+    fn add(&mut self, group: &str, kind: Kind, rank: usize, calls: u64, bytes: u64) {
+        let world = self.world;
+        let entry = self.out.entry((group.to_owned(), kind.name()));
+        let amount = entry.or_insert_with(|| Amount { calls: vec![0; world], bytes: 0 });
+        amount.calls[rank] += STEPS as u64 * calls;
+        amount.bytes += STEPS as u64 * bytes;
+    }
+
+    fn replicas(&self) -> u64 {
+        self.case.mesh.dp_replicate as u64
+    }
+
+    fn shards(&self) -> u64 {
+        (self.case.mesh.dp_shard * self.case.mesh.cp) as u64
+    }
+
+    /// The stages of a pipeline rank.
+    fn stages(&self, at: Coordinates) -> Vec<usize> {
+        self.schedule.placement.stages_of(at.pp)
+    }
+
+    /// Elements of a parameter of the embedding's, a block's or the head's stage, if a pipeline rank has it.
+    fn unit_elements(&self, unit: &Unit, at: Coordinates) -> u64 {
+        let here = |name: &str| {
+            let block = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse::<usize>().ok());
+            self.stages(at).iter().any(|&s| {
+                let stage = &self.layers[s];
+                match block {
+                    Some(block) => stage.layers.contains(&block),
+                    None if name.starts_with("model.embed_tokens") => stage.embedding || (self.tied > 0 && stage.head),
+                    None => stage.head,
+                }
+            })
+        };
+        unit.parameters.iter().filter(|p| here(p.name())).map(|p| p.len() as u64).sum()
+    }
+
+    /// FSDP: a unit is gathered each time a use of it begins while no other is in progress.
+    fn gathers_and_scatters(&mut self, rank: usize, at: Coordinates) {
+        let (shards, plan) = (self.shards(), self.case.plan.clone());
+        if shards == 1 {
+            return;
+        }
+        for i in 0..self.units.len() {
+            let elements = self.unit_elements(&self.units[i], at);
+            if elements == 0 {
+                continue;
+            }
+            // The bytes of a rank's own shard differ; over the group they are (P − 1) · N.
+            let bytes = |calls: u64| 4 * elements * (shards - 1) * calls / shards;
+            let exact = |calls: u64| if at.dp_shard + at.cp == 0 { bytes(calls * shards) } else { 0 };
+            let gathers = self.gathers(&self.units[i].path, plan.reshard, at);
+            let pipeline = self.case.mesh.pp > 1;
+            let once = pipeline || !plan.reduce_each_micro_batch || plan.reshard == Reshard::AfterStep;
+            let reductions = if once { 1 } else { self.case.micro_batches as u64 };
+            self.add("fsdp", Kind::AllGather, rank, gathers, exact(gathers));
+            self.add("fsdp", Kind::ReduceScatter, rank, reductions, exact(reductions));
+        }
+    }
+
+    fn gathers(&self, unit: &str, reshard: Reshard, at: Coordinates) -> u64 {
+        let uses = |stage: usize| {
+            let Some(block) = unit.strip_prefix("model.layers.") else { return true };
+            let block = block.split('.').next().and_then(|b| b.parse::<usize>().ok());
+            block.is_none_or(|b| self.layers[stage].layers.contains(&b))
+        };
+        let kept = unit.is_empty() || reshard == Reshard::AfterBackward;
+        let (mut count, mut held) = (0, 0);
+        let mut hold = |begin: bool, end: bool, held: &mut u64| {
+            count += u64::from(begin && *held == 0);
+            *held = *held + u64::from(begin) - u64::from(end);
+        };
+        for action in &self.schedule.ranks[at.pp] {
+            if action.forward().is_some_and(|p| uses(p.stage)) {
+                hold(true, !kept, &mut held);
+            }
+            let split = matches!(action, Action::InputGrad(_));
+            if action.input_grad().is_some_and(|p| uses(p.stage)) {
+                hold(!kept, !split, &mut held);
+            } else if action.weight_grad().is_some_and(|p| uses(p.stage)) {
+                hold(false, true, &mut held);
+            }
+        }
+        if reshard == Reshard::AfterStep { 1 } else { count }
+    }
+
+    /// Sums at the end of a window: gradients over replicas and between tied stages, loss, norm.
+    fn sums(&mut self, rank: usize, at: Coordinates) {
+        let (shards, replicas, pp, world) =
+            (self.shards(), self.replicas(), self.case.mesh.pp as u64, self.world as u64);
+        let all: u64 = self.units.iter().map(|u| self.unit_elements(u, at)).sum();
+        // Every rank of a group sends its share of 2 (P − 1) N; counted at its first rank.
+        let share = |first: bool, p: u64, n: u64| if first { 2 * (p - 1) * n } else { 0 };
+        if replicas > 1 {
+            let group = if shards > 1 { "dp_replicate" } else { "loss" };
+            // The replicas of all shards together hold what a stage has.
+            let first = at.dp_replicate + at.dp_shard + at.cp == 0;
+            self.add(group, Kind::AllReduce, rank, 1, share(first, replicas, 4 * all));
+        }
+        let stages = self.layers.len();
+        let (first, last) =
+            (self.schedule.placement.rank_of_stage[0], self.schedule.placement.rank_of_stage[stages - 1]);
+        if self.tied > 0 && first != last && (at.pp == first || at.pp == last) {
+            let counted = at.pp == first && at.dp_shard + at.cp == 0;
+            self.add("tied", Kind::AllReduce, rank, 1, share(counted, 2, 4 * self.tied));
+        }
+        let mut scalars = |name: &str, p: u64, values: u64, first: bool| {
+            if p > 1 {
+                self.add(name, Kind::AllReduce, rank, 1, share(first, p, 8 * values));
+            }
+        };
+        // Loss, count, tokens; and the norm.
+        scalars(AxisKind::Loss.name(), shards * replicas, 3, at.dp_replicate + at.dp_shard + at.cp == 0);
+        scalars(AxisKind::Pp.name(), pp, 3, at.pp == 0);
+        scalars(AxisKind::World.name(), world, 1, rank == 0);
+    }
+
+    /// Messages between stages: the rows of a micro-batch forward, their gradients back.
+    fn messages(&mut self, rank: usize, at: Coordinates) {
+        let share = at.dp_replicate * self.case.mesh.dp_shard + at.dp_shard;
+        let rank_of = self.schedule.placement.rank_of_stage.clone();
+        let rows: u64 = self.rows[share].iter().sum();
+        let micro = self.rows[share].len() as u64;
+        for pair in rank_of.windows(2).filter(|pair| pair[0] != pair[1]) {
+            if pair.contains(&at.pp) {
+                self.add("pp", Kind::Send, rank, micro, rows * self.row);
+                self.add("pp", Kind::Receive, rank, micro, 0);
+            }
+        }
+    }
 }

@@ -34,6 +34,8 @@ pub struct Case {
     pub mesh: MeshShape,
     /// What else there is to choose.
     pub plan: ParallelPlan,
+    /// Micro-batches a step.
+    pub micro_batches: usize,
 }
 
 /// What a layout gave, beside one rank.
@@ -45,7 +47,7 @@ pub struct LayoutResult {
     pub world: usize,
     /// Largest relative difference of a step's loss.
     pub loss_rel: f64,
-    /// Largest relative difference of a step's gradient norm.
+    /// Relative difference of the first step's gradient norm.
     pub norm_rel: f64,
     /// Largest ‖Δgrad‖ / ‖grad‖ over parameters, in the first step.
     pub grad_rel_max: f64,
@@ -76,7 +78,7 @@ pub struct LayoutResult {
 pub fn tiny_models() -> Result<Vec<(&'static str, ModelConfig)>> {
     let dense = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 103, "hidden_size": 24,
-        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
         "intermediate_size": 44, "tie_word_embeddings": true, "max_position_embeddings": 128,
         "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "hidden_act": "silu", "initializer_range": 0.2, "attention_bias": false, "dtype": "float32"
@@ -98,12 +100,13 @@ pub const STEPS: usize = 5;
 /// If the model cannot be built or a rank fails.
 pub fn verify(config: &ModelConfig, cases: &[Case], on: &mut dyn FnMut(&LayoutResult)) -> Result<Vec<LayoutResult>> {
     let data = data::samples(config.vocab_size);
-    let one = Case { name: "one rank".into(), mesh: MeshShape::default(), plan: ParallelPlan::default() };
+    let (mesh, plan) = (MeshShape::default(), ParallelPlan::default());
+    let one = Case { name: "one rank".into(), mesh, plan, micro_batches: 2 };
     let reference = run::run(config, &one, &data)?;
     let mut out = Vec::with_capacity(cases.len());
     for case in cases {
         let ranks = run::run(config, case, &data)?;
-        let result = compare::compare(config, case, &reference[0], &ranks)?;
+        let result = compare::compare(config, case, &data, &reference[0], &ranks)?;
         on(&result);
         out.push(result);
     }
@@ -123,4 +126,8 @@ pub fn chosen(config: &ModelConfig, ranks: usize, only: &str) -> Result<Vec<Case
         ));
     }
     Ok(all)
+}
+
+fn refused(e: impl std::fmt::Display) -> TrainError {
+    TrainError::setting("layout", e.to_string())
 }

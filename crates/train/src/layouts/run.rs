@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use phalanx_comm::{AxisKind, Communicator, Mesh, RunError, Traffic, run_ranks};
+use phalanx_comm::{Communicator, Mesh, RunError, Traffic, run_ranks};
 use phalanx_models::{Model, ModelConfig, initialise};
 use phalanx_nn::{Batch, Env, Parameter};
 use phalanx_parallel::Distributed;
@@ -28,7 +28,7 @@ pub(super) struct Rank {
     pub gradients: Vec<Part>,
     pub weights: Vec<Part>,
     /// Of all steps.
-    pub traffic: Vec<(AxisKind, Traffic)>,
+    pub traffic: Vec<(String, Traffic)>,
 }
 
 /// Runs a case on as many threads as it has ranks.
@@ -52,7 +52,7 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
     let mut optimizer = AdamW::new(&rt, &parameters, &|_| DType::F32, options)?;
     let (share, shares) = distributed.data_share();
-    let batches = micro_batches(samples, share, shares);
+    let batches = micro_batches(samples, share, shares, case.micro_batches);
     let env = env_on(&Env::new(rt.clone(), Batch::causal(&[])), &distributed);
     let (mut steps, mut first) = (vec![], vec![]);
     for i in 0..STEPS {
@@ -63,7 +63,7 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
         let grad_norm = update(&rt, &mut optimizer, loss.count, (1e-3, 1.0), Some(&distributed))?;
         steps.push(WindowResult { loss, grad_norm, tokens });
     }
-    let traffic = distributed.mesh().traffic();
+    let traffic = distributed.traffic();
     let weights = parts(&parameters, &|p| Ok(Some(p.kept()?)))?;
     Ok(Rank { steps, gradients: first, weights, traffic })
 }
