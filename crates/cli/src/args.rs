@@ -533,6 +533,15 @@ pub struct BenchTrain {
     /// How exact the products of linear layers must be; if left out, as the type of the weights says.
     #[arg(long, value_parser = exactness())]
     pub arithmetic: Option<Exactness>,
+    /// Ranks, threads of this process that share the cores: parameters are sharded over them, unless --plan says otherwise.
+    #[arg(long, default_value_t = 1, conflicts_with = "profile")]
+    pub ranks: usize,
+    /// A YAML file with `mesh:` and `plan:`.
+    #[arg(long)]
+    pub plan: Option<PathBuf>,
+    /// Micro-batches that a rank's sequences are cut into.
+    #[arg(long, default_value_t = 1)]
+    pub micro_batches: usize,
     /// What the kernels took.
     #[command(flatten)]
     pub profiling: Profiling,

@@ -24,6 +24,7 @@
 mod compatibility;
 mod distributed;
 pub mod fsdp;
+mod mesh_sizes;
 mod pattern;
 pub mod pipeline;
 mod plan;
@@ -33,6 +34,7 @@ mod stages;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use distributed::{Distributed, DistributedError, ParallelPlan};
+pub use mesh_sizes::MeshSizes;
 pub use pattern::{Pattern, PatternError};
 pub use plan::{Exactness, Plan, Precision};
 pub use resolve::{Conflict, Site, resolve, sites};

@@ -5,6 +5,8 @@ use phalanx_tensor::DType;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::ParallelPlan;
+
 /// Precision of a module's parameters while computing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Precision {
@@ -123,7 +125,7 @@ impl From<Precision> for DType {
 }
 
 /// A plan as it stands in a config under `plan:`. Every list takes one pattern or several; a pattern that matches nothing is an error.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plan {
     /// Modules that are forgotten after forward and run again in backward, usually `model.layers.{*}`.
@@ -145,6 +147,13 @@ pub struct Plan {
     /// embedding are always exact, and the head takes no block recipe (it stays at bf16).
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "pairs")]
     pub arithmetic: Vec<(String, Exactness)>,
+    /// How the model lies on the mesh.
+    #[serde(skip_serializing_if = "is_default")]
+    pub parallel: ParallelPlan,
+}
+
+fn is_default(plan: &ParallelPlan) -> bool {
+    *plan == ParallelPlan::default()
 }
 
 fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<String>, D::Error> {

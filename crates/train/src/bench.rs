@@ -1,17 +1,20 @@
 //! `bench train`: tokens a second of whole training steps on random tokens, the same work as
 //! `benches/peers/torch_train_bench.py` does in PyTorch: forward, backward, clip, AdamW.
 
+use std::path::Path;
+
+use phalanx_comm::{Communicator, Mesh, MeshShape, run_ranks};
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::{DelayedScales, Env};
-use phalanx_parallel::{Exactness, Precision};
+use phalanx_nn::{Batch, DelayedScales, Env};
+use phalanx_parallel::{Distributed, Exactness, MeshSizes, Plan, Precision};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::optimizer::{AdamW, AdamWOptions};
-use crate::step::{layout, single_batch_step};
+use crate::window::{self, env_on};
 use crate::{Result, TrainError};
 
 /// Named shapes: name, hidden, layers, heads, kv heads, head dim, intermediate, vocabulary, tied.
@@ -61,8 +64,36 @@ pub struct BenchOptions {
     pub recompute: bool,
     /// How exact products must be; if left out, as `dtype` says.
     pub arithmetic: Option<Exactness>,
+    /// Ranks, each a thread of its own with its share of the threads. Where it is not 1 or `layout` is given, the batch is dealt to the ranks.
+    pub ranks: usize,
+    /// Mesh and plan; if left out, parameters are sharded over all ranks.
+    pub layout: Option<Layout>,
+    /// Micro-batches that a rank's sequences are cut into.
+    pub micro_batches: usize,
     /// Whether the device's profiler records the measured steps; whoever asks for it stops it.
     pub profile: bool,
+}
+
+/// A mesh and how a model lies on it, as a file holds them: `mesh:` and `plan:` of a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Layout {
+    /// Sizes of the mesh.
+    pub mesh: MeshSizes,
+    /// The plan.
+    pub plan: Plan,
+}
+
+impl Layout {
+    /// Reads a YAML file.
+    ///
+    /// # Errors
+    /// If it cannot be read or holds something else.
+    pub fn read(path: &Path) -> Result<Layout> {
+        let document = phalanx_config::Document::read(path)?;
+        serde_json::from_value(document.root.to_json())
+            .map_err(|e| TrainError::setting("plan", format!("{}: {e}", path.display())))
+    }
 }
 
 /// What a run gave; the names of the peer's fields.
@@ -84,8 +115,12 @@ pub struct BenchResult {
     pub compile: bool,
     /// Whether blocks were recomputed.
     pub checkpoint: bool,
-    /// Threads.
+    /// Threads, of all ranks together.
     pub threads: usize,
+    /// Ranks.
+    pub ranks: usize,
+    /// The mesh.
+    pub mesh: String,
     /// Sequences a step.
     pub batch: usize,
     /// Tokens a sequence.
@@ -123,51 +158,38 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
             format!("{} sequences of {} tokens are more than 2^31 tokens a step; lower batch or seq", o.batch, o.seq),
         ));
     }
-    let Some(all_steps) = o.warmup.checked_add(o.steps) else {
+    if o.warmup.checked_add(o.steps).is_none() {
         return Err(TrainError::setting("bench", "warmup and steps together are more than can be counted; lower them"));
+    }
+    if o.ranks == 0 || o.micro_batches == 0 {
+        return Err(TrainError::setting("bench", "needs at least one rank and one micro-batch"));
+    }
+    let mut layout = o.layout.clone().unwrap_or_default();
+    if o.layout.is_none() {
+        layout.mesh.dp_shard = o.ranks;
+    }
+    let mesh = MeshShape::from(layout.mesh);
+    let world = mesh.num_ranks()?;
+    if o.layout.is_some() && o.ranks != 1 && o.ranks != world {
+        let why = format!("is {}, but the plan's mesh ({mesh}) has {world}", o.ranks);
+        return Err(TrainError::setting("ranks", why));
+    }
+    let threads = rt.device().team().threads();
+    let measured = if world == 1 {
+        rank(rt, o, &layout, None)?
+    } else {
+        let each = (threads / world).max(1);
+        let ranks = run_ranks(world, |comm| rank(&Runtime::try_new(each)?, o, &layout, Some(&comm)));
+        let mut ranks = ranks.map_err(|e| TrainError::setting("bench", e.to_string()))?;
+        let pools: Vec<_> = ranks.iter().map(|m| m.peak_total).collect();
+        let mut first = ranks.swap_remove(0);
+        first.peak_mib["ranks"] = json!(pools.iter().map(|b| b >> 20).collect::<Vec<_>>());
+        first
     };
     let config = ModelConfig::from_json("shape", shape_config(&o.shape, o.seq.max(2048))?)?;
-    let model = Model::new(&config)?;
-    initialise(rt, &model, 0)?;
-    let options =
-        AdamWOptions { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_norms_and_biases: true };
-    let params = model.parameters();
-    let mut optimizer = AdamW::new(rt, &params, &|_| o.dtype, options)?;
-    let batch = random_batch(o.batch, o.seq, config.vocab_size);
-    let mut env = Env::new(rt.clone(), layout(&batch));
-    let plan = phalanx_parallel::Plan {
-        recompute: if o.recompute { vec!["model.layers.{*}".into()] } else { vec![] },
-        precision: vec![("**".into(), if o.dtype == DType::F32 { Precision::F32 } else { Precision::Bf16 })],
-        arithmetic: o.arithmetic.map(|a| ("**".into(), a)).into_iter().collect(),
-        ..Default::default()
-    };
-    let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
-    let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head").to_string(), |a| a.to_string());
-    env.scales = DelayedScales::new(&model, &resolved).into();
-    env.plan = resolved.into();
-    let (mut times, mut losses) = (vec![], vec![]);
-    let (mut asked_before, profiler) = (0, rt.device().profiler());
-    for i in 0..all_steps {
-        if i == o.warmup {
-            asked_before = rt.pool().stats().system_allocations;
-            if o.profile {
-                profiler.start(0);
-            }
-        }
-        let start = std::time::Instant::now();
-        let loss = single_batch_step(&model, &env, &batch, &mut optimizer, 1e-4)?;
-        if i >= o.warmup {
-            times.push(start.elapsed().as_secs_f64());
-        }
-        losses.push(loss.mean());
-    }
-    times.sort_by(f64::total_cmp);
+    let Measured { times, losses, arithmetic, peak_mib, system_allocations, .. } = measured;
     let (mid, tokens) = (times.len() / 2, (o.batch * o.seq) as f64);
     let median = if times.len() % 2 == 1 { times[mid] } else { (times[mid - 1] + times[mid]) / 2.0 };
-    let stats = rt.pool().stats();
-    let mut peak: serde_json::Map<String, Value> =
-        stats.peak.iter().map(|(k, v)| ((*k).to_owned(), json!(v >> 20))).collect();
-    peak.insert("total".into(), json!(stats.peak_total >> 20));
     let round = |x: f64, digits: i32| (x * 10f64.powi(digits)).round() / 10f64.powi(digits);
     Ok(BenchResult {
         peer: format!("phalanx {}", env!("CARGO_PKG_VERSION")),
@@ -178,25 +200,109 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
         isa: rt.device().isa().to_string(),
         compile: false,
         checkpoint: o.recompute,
-        threads: rt.device().team().threads(),
+        threads: if world == 1 { threads } else { (threads / world).max(1) * world },
+        ranks: world,
+        mesh: mesh.to_string(),
         batch: o.batch,
         seq: o.seq,
         step_s: round(median, 4),
         tokens_per_s: round(tokens / median, 1),
         model_gflops: round(config.train_flops_per_token(o.seq) * tokens / median / 1e9, 1),
         peak_rss_mib: phalanx_report::ProcessMemory::read().peak >> 20,
-        peak_mib: peak.into(),
-        system_allocations: stats.system_allocations - asked_before,
+        peak_mib,
+        system_allocations,
         loss_first: round(losses[0], 4),
         loss_last: round(losses[losses.len() - 1], 4),
     })
 }
 
-fn random_batch(rows: usize, seq: usize, vocab: usize) -> TokenBatch {
+/// What one rank measured.
+struct Measured {
+    /// Seconds of the measured steps, ascending.
+    times: Vec<f64>,
+    losses: Vec<f64>,
+    arithmetic: String,
+    peak_mib: Value,
+    peak_total: usize,
+    system_allocations: usize,
+}
+
+fn rank(rt: &Runtime, o: &BenchOptions, layout: &Layout, comm: Option<&Communicator>) -> Result<Measured> {
+    let config = ModelConfig::from_json("shape", shape_config(&o.shape, o.seq.max(2048))?)?;
+    let model = Model::new(&config)?;
+    let distributed = match comm {
+        None => None,
+        Some(comm) => {
+            Some(Distributed::new(&model, Mesh::new(comm, layout.mesh.into())?, layout.plan.parallel.clone())?)
+        }
+    };
+    initialise(rt, &model, 0)?;
+    let options =
+        AdamWOptions { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, decay_norms_and_biases: true };
+    let params = model.parameters();
+    let mut optimizer = AdamW::new(rt, &params, &|_| o.dtype, options)?;
+    let (share, shares) = distributed.as_ref().map_or((0, 1), |d| d.data_share());
+    let batches = random_batches(o, config.vocab_size, share, shares);
+    let mut plan = layout.plan.clone();
+    if o.recompute {
+        plan.recompute = vec!["model.layers.{*}".into()];
+    }
+    plan.precision = vec![("**".into(), if o.dtype == DType::F32 { Precision::F32 } else { Precision::Bf16 })];
+    plan.arithmetic.extend(o.arithmetic.map(|a| ("**".into(), a)));
+    let resolved = phalanx_parallel::resolve(&phalanx_parallel::sites(&model), &plan).map_err(TrainError::Plan)?;
+    let arithmetic = o.arithmetic.map_or_else(|| resolved.arithmetic("lm_head").to_string(), |a| a.to_string());
+    let mut env = Env::new(rt.clone(), Batch::causal(&[]));
+    env.scales = DelayedScales::new(&model, &resolved).into();
+    env.plan = resolved.into();
+    if let Some(d) = &distributed {
+        env = env_on(&env, d);
+    }
+    let (mut times, mut losses) = (vec![], vec![]);
+    let (mut asked_before, profiler) = (0, rt.device().profiler());
+    for i in 0..o.warmup + o.steps {
+        if i == o.warmup {
+            asked_before = rt.pool().stats().system_allocations;
+            if o.profile {
+                profiler.start(0);
+            }
+        }
+        let start = std::time::Instant::now();
+        let _step = profiler.region("step");
+        let done = window::step(&model, &env, &batches, &mut optimizer, (1e-4, 1.0), distributed.as_ref())?;
+        env.scales.commit();
+        if i >= o.warmup {
+            times.push(start.elapsed().as_secs_f64());
+        }
+        losses.push(done.loss.mean());
+    }
+    times.sort_by(f64::total_cmp);
+    let stats = rt.pool().stats();
+    let mut peak: serde_json::Map<String, Value> =
+        stats.peak.iter().map(|(k, v)| ((*k).to_owned(), json!(v >> 20))).collect();
+    peak.insert("total".into(), json!(stats.peak_total >> 20));
+    Ok(Measured {
+        times,
+        losses,
+        arithmetic,
+        peak_mib: peak.into(),
+        peak_total: stats.peak_total,
+        system_allocations: stats.system_allocations - asked_before,
+    })
+}
+
+/// The micro-batches of one of `shares` shares of a step's sequences.
+fn random_batches(o: &BenchOptions, vocab: usize, share: usize, shares: usize) -> Vec<TokenBatch> {
     let s = Stream::new(1, "bench.ids");
-    let ids: Vec<u32> = (0..(rows * seq) as u64).map(|i| (s.uniform(i) * vocab as f32) as u32).collect();
-    let trained = vec![true; seq];
-    TokenBatch::from_documents(ids.chunks(seq).enumerate().map(|(i, d)| (i as u64, d, trained.as_slice())))
+    let ids: Vec<u32> = (0..(o.batch * o.seq) as u64).map(|i| (s.uniform(i) * vocab as f32) as u32).collect();
+    let trained = vec![true; o.seq];
+    let own: Vec<_> = ids.chunks(o.seq).enumerate().skip(share).step_by(shares).collect();
+    let each = o.batch.div_ceil(shares).div_ceil(o.micro_batches).max(1);
+    let batch = |rows: &[(usize, &[u32])]| {
+        TokenBatch::from_documents(rows.iter().map(|(i, d)| (*i as u64, *d, trained.as_slice())))
+    };
+    let mut out: Vec<TokenBatch> = own.chunks(each).map(batch).collect();
+    out.resize_with(o.micro_batches, TokenBatch::default);
+    out
 }
 
 #[cfg(test)]
@@ -208,8 +314,21 @@ mod tests {
         let refused = |batch, seq, warmup, steps| {
             let shape = "tiny-15m".to_owned();
             let (dtype, arithmetic) = (DType::F32, None);
-            let o =
-                BenchOptions { shape, batch, seq, dtype, warmup, steps, recompute: false, arithmetic, profile: false };
+            let (ranks, layout, micro_batches, recompute, profile) = (1, None, 1, false, false);
+            let o = BenchOptions {
+                shape,
+                batch,
+                seq,
+                dtype,
+                warmup,
+                steps,
+                recompute,
+                arithmetic,
+                ranks,
+                layout,
+                micro_batches,
+                profile,
+            };
             bench_train(&Runtime::new(1), &o).unwrap_err().to_string()
         };
         for (batch, seq) in [(usize::MAX, 512), (4, usize::MAX), (1 << 20, 1 << 20)] {

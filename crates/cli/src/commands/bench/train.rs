@@ -1,7 +1,7 @@
 //! `phalanx bench train`
 
 use phalanx_tensor::DType;
-use phalanx_train::bench::{BenchOptions, bench_train};
+use phalanx_train::bench::{BenchOptions, Layout, bench_train};
 
 use super::super::runtime;
 use super::show;
@@ -20,6 +20,9 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
         steps: a.steps,
         recompute: a.recompute,
         arithmetic: a.arithmetic,
+        ranks: a.ranks,
+        layout: a.plan.as_deref().map(Layout::read).transpose()?,
+        micro_batches: a.micro_batches,
         profile: a.profiling.profile,
     };
     let result = bench_train(&rt, &options)?;
@@ -27,6 +30,9 @@ pub fn run(a: BenchTrain) -> Result<Outcome> {
         out::line(serde_json::to_string(&result)?)?;
     } else {
         out::line(format_args!("{} {} parameters, {} threads", result.shape, result.params, result.threads))?;
+        if result.ranks > 1 {
+            out::line(format_args!("{} ranks: {}", result.ranks, result.mesh))?;
+        }
         out::line(format_args!(
             "{:.1} tokens/s, {:.1} GFLOP/s, {:.3} s a step",
             result.tokens_per_s, result.model_gflops, result.step_s
