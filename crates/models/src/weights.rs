@@ -54,10 +54,16 @@ fn read_parameter(rt: &Runtime, folder: &WeightFolder, p: &Parameter, dtype: DTy
         let file = folder.place().display().to_string();
         return Err(ModelError::NotFinite { file, tensor: p.name().into(), index });
     }
-    let mut t = rt.empty(p.shape(), dtype, Category::Weights)?;
-    match dtype {
-        DType::F32 => view.read_f32_at(0, t.f32_mut()?)?,
-        DType::Bf16 => view.read_bf16_at(0, t.bf16_mut()?)?,
+    // Only what is kept here is read.
+    let placement = p.placement();
+    let mut t = rt.empty(&placement.kept_shape(), dtype, Category::Weights)?;
+    let mut done = 0;
+    for (at, n) in placement.kept_runs(p.shape()) {
+        match dtype {
+            DType::F32 => view.read_f32_at(at, &mut t.f32_mut()?[done..done + n])?,
+            DType::Bf16 => view.read_bf16_at(at, &mut t.bf16_mut()?[done..done + n])?,
+        }
+        done += n;
     }
     p.set(t)?;
     Ok(())

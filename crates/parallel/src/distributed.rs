@@ -1,6 +1,6 @@
 //! A model on a mesh: which part of each parameter is where, and what happens around its modules.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use phalanx_comm::{
     CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Traffic, World,
@@ -59,6 +59,8 @@ pub struct Distributed {
     tied: Option<Tied>,
     /// Those that this rank uses.
     parameters: Vec<Placed>,
+    /// Parameters beside the model's that every rank holds whole (adapters).
+    beside: OnceLock<Vec<Parameter>>,
 }
 
 /// What can go wrong with a model on a mesh.
@@ -130,7 +132,7 @@ impl Distributed {
             None
         };
         let tied = tied(&users, pp)?;
-        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, parameters }))
+        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, parameters, beside: OnceLock::new() }))
     }
 
     /// What this rank sent in each group of more than one rank, and where its time went.
@@ -142,6 +144,11 @@ impl Distributed {
     /// The stages, where the model is cut into some.
     pub fn stages(&self) -> Option<&Stages> {
         self.stages.as_ref()
+    }
+
+    /// Takes charge of parameters beside the model's, whole on every rank: their gradients are summed too. Only the first call counts.
+    pub fn replicate(&self, parameters: Vec<Parameter>) {
+        let _ = self.beside.set(parameters);
     }
 
     /// The mesh.
@@ -202,7 +209,8 @@ impl Distributed {
         // Rows that were reduced over the shards are still to be summed over the replicas; whole parameters over both.
         let of = |sharded| self.parameters.iter().filter(move |p| p.sharded == sharded).map(|p| &p.parameter);
         all_reduce(rt, self.mesh.group::<DpReplicate>(), of(true))?;
-        all_reduce(rt, self.mesh.group::<Loss>(), of(false))?;
+        let beside = self.beside.get().into_iter().flatten();
+        all_reduce(rt, self.mesh.group::<Loss>(), of(false).chain(beside))?;
         // Each stage has the sum of its own uses.
         self.tied.as_ref().map_or(Ok(()), |tied| all_reduce(rt, &tied.group, tied.parameters.iter()))
     }
@@ -210,7 +218,10 @@ impl Distributed {
     /// Whether this rank is the one that counts what it keeps of a parameter in sums over all ranks.
     pub fn counts(&self, parameter: &Parameter) -> bool {
         let at = self.mesh.coordinates();
-        let Some(placed) = self.parameters.iter().find(|p| p.parameter.is(parameter)) else { return false };
+        let Some(placed) = self.parameters.iter().find(|p| p.parameter.is(parameter)) else {
+            let beside = self.beside.get().into_iter().flatten().any(|p| p.is(parameter));
+            return beside && self.mesh.group::<World>().rank() == 0;
+        };
         let first = at.dp_replicate == 0 && (placed.sharded || (at.dp_shard == 0 && at.cp == 0)) && at.tp == 0;
         first && !placed.counted_before
     }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::optimizer::{AdamW, AdamWOptions};
-use crate::window::{self, env_on};
+use crate::window::{self, MicroBatch, env_on};
 use crate::{Result, TrainError};
 
 /// Named shapes: name, hidden, layers, heads, kv heads, head dim, intermediate, vocabulary, tied.
@@ -291,7 +291,7 @@ fn rank(rt: &Runtime, o: &BenchOptions, layout: &Layout, comm: Option<&Communica
 }
 
 /// The micro-batches of one of `shares` shares of a step's sequences.
-fn random_batches(o: &BenchOptions, vocab: usize, share: usize, shares: usize) -> Vec<TokenBatch> {
+fn random_batches(o: &BenchOptions, vocab: usize, share: usize, shares: usize) -> Vec<MicroBatch> {
     let s = Stream::new(1, "bench.ids");
     let ids: Vec<u32> = (0..(o.batch * o.seq) as u64).map(|i| (s.uniform(i) * vocab as f32) as u32).collect();
     let trained = vec![true; o.seq];
@@ -302,7 +302,7 @@ fn random_batches(o: &BenchOptions, vocab: usize, share: usize, shares: usize) -
     };
     let mut out: Vec<TokenBatch> = own.chunks(each).map(batch).collect();
     out.resize_with(o.micro_batches, TokenBatch::default);
-    out
+    out.into_iter().map(|tokens| MicroBatch { tokens, moment: 0 }).collect()
 }
 
 #[cfg(test)]

@@ -11,10 +11,11 @@ use phalanx_data::StreamState;
 use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder, atomic};
 use phalanx_kernels::lowp::Operand;
 use phalanx_nn::DelayedScales;
-use phalanx_tensor::{Runtime, Tensor};
+use phalanx_tensor::Runtime;
 use serde::{Deserialize, Serialize};
 
-use crate::optimizer::AdamW;
+use crate::optimizer::{AdamW, ParamState};
+use crate::ranks::{Gathering, What};
 use crate::step::LossCount;
 use crate::{Result, TrainError};
 
@@ -148,28 +149,44 @@ pub fn check_files(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes moments (and nothing else: exact weights stand in the model file) into `dir`.
+/// Writes moments (and nothing else: exact weights stand in the model file) into `dir`. `whole` gives a whole tensor where this rank has only a
+/// part of it.
 ///
 /// # Errors
 /// If the disk refuses.
-pub fn write_optimizer(dir: &Path, optimizer: &AdamW) -> Result<()> {
-    let mut tensors: BTreeMap<String, &Tensor> = BTreeMap::new();
+pub(crate) fn write_optimizer(dir: &Path, optimizer: &AdamW, whole: Option<&Gathering<'_>>) -> Result<()> {
+    let mut moments: BTreeMap<String, (&ParamState, What)> = BTreeMap::new();
     let mut specs = Vec::new();
     for s in optimizer.states() {
-        for (kind, t) in [("exp_avg", &s.exp_avg), ("exp_avg_sq", &s.exp_avg_sq)] {
+        for (kind, what) in [("exp_avg", What::ExpAvg), ("exp_avg_sq", What::ExpAvgSq)] {
             let name = format!("{}/{kind}", s.param.name());
-            specs.push(TensorSpec::new(name.clone(), Dtype::F32, t.shape()));
-            tensors.insert(name, t);
+            specs.push(TensorSpec::new(name.clone(), Dtype::F32, s.param.shape()));
+            moments.insert(name, (s, what));
         }
     }
-    SafetensorsWriter::new(specs)?.write_file(dir.join("optimizer.safetensors"), |spec, sink| {
-        match tensors[spec.name.as_str()].f32() {
-            Ok(values) => sink.write_f32(values),
-            // Moments are f32 by construction; a short tensor is refused by the writer.
-            Err(_) => sink.write_f32(&[]),
+    let mut failed = None;
+    let written = SafetensorsWriter::new(specs)?.write_file(dir.join("optimizer.safetensors"), |spec, sink| {
+        let (s, what) = moments[spec.name.as_str()];
+        let tensor = if what == What::ExpAvg { &s.exp_avg } else { &s.exp_avg_sq };
+        let fetched = whole.map(|w| w.fetch(what, &s.param)).transpose();
+        match (fetched, tensor.f32()) {
+            (Ok(Some(values)), _) => sink.write_f32(&values),
+            (Ok(None), Ok(values)) => sink.write_f32(values),
+            // A short tensor is refused by the writer.
+            (Err(e), _) => {
+                failed = Some(e);
+                sink.write_f32(&[])
+            }
+            (Ok(None), Err(e)) => {
+                failed = Some(e.into());
+                sink.write_f32(&[])
+            }
         }
-    })?;
-    Ok(())
+    });
+    match failed {
+        Some(e) => Err(e),
+        None => Ok(written.map(|_| ())?),
+    }
 }
 
 /// Reads moments back.
@@ -193,13 +210,18 @@ pub fn read_optimizer(dir: &Path, optimizer: &mut AdamW) -> Result<()> {
     folder.check_names(&expected, &[])?;
     for s in optimizer.states_mut() {
         let name = s.param.name().to_owned();
+        let (placement, shape) = (s.param.placement(), s.param.shape().to_vec());
         for (kind, values) in [("exp_avg", s.exp_avg.f32_mut()?), ("exp_avg_sq", s.exp_avg_sq.f32_mut()?)] {
             let name = format!("{name}/{kind}");
             if let Some(i) = folder.get(&name)?.first_non_finite()? {
                 let why = format!("damaged: {name} is not finite at element {i}; go on from the checkpoint before");
                 return Err(TrainError::Checkpoint { path, why });
             }
-            folder.read_f32(&name, values)?;
+            let (view, mut done) = (folder.get(&name)?, 0);
+            for (at, n) in placement.kept_runs(&shape) {
+                view.read_f32_at(at, &mut values[done..done + n])?;
+                done += n;
+            }
         }
     }
     Ok(())

@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use phalanx_comm::{Communicator, Mesh, MeshShape};
 use phalanx_config::{Config, FinetuningType, MAX_THREADS};
 use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
 use phalanx_models::{Model, ModelConfig, WeightForm, check_weights, initialise, lay_out, load_gguf, load_weights};
-use phalanx_nn::{AdapterSet, Parameter, ResolvedPlan};
-use phalanx_parallel::Site;
+use phalanx_nn::{AdapterSet, Arithmetic, Parameter, Recipe, ResolvedPlan};
+use phalanx_parallel::{Distributed, MeshSizes, ParallelPlan, Site};
 use phalanx_tensor::{Category, DType, Runtime};
 
 use crate::adapter::{self, LoraOptions};
@@ -27,6 +28,12 @@ pub struct Job {
     pub sites: Vec<Site>,
     /// What is done to each.
     pub plan: Arc<ResolvedPlan>,
+    /// The mesh that it trains on.
+    pub mesh: MeshShape,
+    /// How the model lies on it.
+    pub parallel: ParallelPlan,
+    /// The model on the mesh, as this rank sees it; none on one rank, and none before [`Job::place`].
+    pub distributed: Option<Arc<Distributed>>,
     /// Low-rank adapters in force (none before [`Job::load`]).
     pub adapters: Arc<AdapterSet>,
     /// Settings of the adapters, where there are any.
@@ -73,20 +80,20 @@ impl Job {
                 ),
             ));
         }
-        if let Some(mesh) = &config.run.mesh {
-            let ranks = mesh.0.to_json();
-            let one = ranks.as_object().is_some_and(|m| m.values().all(|v| v.to_string().trim_matches('"') == "1"));
-            if !one {
-                return Err(TrainError::setting("mesh", "several ranks are not supported yet; leave it out"));
-            }
-        }
+        let mesh = match purpose {
+            Use::Train => mesh(&config)?,
+            Use::Infer => MeshShape::default(),
+        };
+        let world = mesh.num_ranks()?;
         let gguf = Gguf::of(&mut config, purpose)?;
         let model_config = model_config(&config)?;
         let model = Model::new(&model_config)?;
         let sites = phalanx_parallel::sites(&model);
+        let mut parallel = ParallelPlan::default();
         let plan = match purpose {
             Use::Train => {
                 let plan = method::plan(&config, &model_config, &sites)?;
+                parallel = plan.parallel.clone();
                 phalanx_parallel::resolve(&sites, &plan).map_err(TrainError::Plan)?
             }
             Use::Infer => inference_plan(&config, &model_config, &sites),
@@ -104,9 +111,15 @@ impl Job {
             dropout: m.lora_dropout as f32,
             rslora: m.use_rslora,
         });
+        if world > 1 {
+            check_on_ranks(&config, &plan, mesh, gguf.is_some())?;
+        }
         let tokenizer_dir = tokenizer_dir(&config)?;
         let job = Job {
-            rt: Runtime::try_new(threads)?,
+            rt: Runtime::try_new((threads / world).max(1))?,
+            mesh,
+            parallel,
+            distributed: None,
             model,
             sites,
             plan: Arc::new(plan),
@@ -120,6 +133,16 @@ impl Job {
         };
         job.apply_trainable(purpose);
         Ok(job)
+    }
+
+    /// Lays the model over the mesh, before it is loaded.
+    ///
+    /// # Errors
+    /// If the plan does not fit.
+    pub fn place(&mut self, comm: &Communicator) -> Result<()> {
+        let mesh = Mesh::new(comm, self.mesh)?;
+        self.distributed = Some(Distributed::new(&self.model, mesh, self.parallel.clone())?);
+        Ok(())
     }
 
     fn apply_trainable(&self, purpose: Use) {
@@ -223,7 +246,7 @@ impl Job {
                 initialise(&self.rt, &self.model, self.config.train.seed)?;
                 for p in self.model.parameters() {
                     if dtype(p.name()) != DType::F32 {
-                        p.set(self.rt.cast(&p.value()?, dtype(p.name()), Category::Weights)?)?;
+                        p.set(self.rt.cast(&p.kept()?, dtype(p.name()), Category::Weights)?)?;
                     }
                 }
             }
@@ -310,6 +333,9 @@ impl Job {
         }
         let training = self.plan.modules.values().any(|m| m.adapter);
         self.adapters.parameters().iter().for_each(|p| p.set_trainable(training));
+        if let Some(d) = &self.distributed {
+            d.replicate(self.adapters.parameters());
+        }
         Ok(())
     }
 
@@ -334,6 +360,10 @@ impl Job {
     }
 
     fn merge_adapter(&self, dir: &Path) -> Result<()> {
+        if self.distributed.is_some() {
+            let why = "would have to be merged into a model that lies on several ranks; merge it first with `phalanx export`, and name the result as model_name_or_path";
+            return Err(TrainError::Adapter { path: dir.to_path_buf(), why: why.into() });
+        }
         let loaded = adapter::load(&self.rt, dir, &|name| self.shape_of(name))?;
         self.replace(&loaded.replaced)?;
         let params = self.model.parameters();
@@ -366,6 +396,11 @@ impl Job {
     }
 
     fn set_value(&self, p: &Parameter, values: &[f32]) -> Result<()> {
+        if self.distributed.is_some() {
+            let why =
+                format!("an adapter that brings {} cannot be trained on several ranks yet; leave `mesh` out", p.name());
+            return Err(TrainError::setting("mesh", why));
+        }
         let t = self.rt.from_f32(p.shape(), values, Category::Weights)?;
         let dtype = p.value().map_or(DType::F32, |v| v.dtype());
         p.set(if dtype == DType::F32 { t } else { self.rt.cast(&t, dtype, Category::Weights)? })?;
@@ -446,6 +481,37 @@ fn folder_of(key: &str, path: &Path, file: &str) -> Result<PathBuf> {
     }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     Ok(folder.unwrap_or(Path::new(".")).to_path_buf())
+}
+
+/// The mesh of a configuration.
+fn mesh(config: &Config) -> Result<MeshShape> {
+    let Some(written) = &config.run.mesh else { return Ok(MeshShape::default()) };
+    let sizes: MeshSizes = serde_json::from_value(written.0.to_json())
+        .map_err(|e| TrainError::setting("mesh", format!("{e}; write for instance {{dp_shard: 2, pp: 2}}")))?;
+    let mesh = MeshShape::from(sizes);
+    mesh.num_ranks()?;
+    Ok(mesh)
+}
+
+/// What cannot be trained on several ranks (yet), before anything is started.
+fn check_on_ranks(config: &Config, plan: &ResolvedPlan, mesh: MeshShape, gguf: bool) -> Result<()> {
+    let refuse = |why: &str| Err(TrainError::setting("mesh", why));
+    if gguf {
+        return refuse(
+            "a GGUF file is trained on one rank; import it first (`phalanx import gguf FILE OUT`), or leave `mesh` out",
+        );
+    }
+    if plan.modules.values().any(|m| m.adapter) && mesh.pp > 1 {
+        return refuse("adapters are not cut into pipeline stages yet; use dp_shard instead of pp");
+    }
+    let delayed = |m: &phalanx_nn::ModuleSettings| m.arithmetic == Arithmetic::Simulated(Recipe::Fp8Delayed);
+    if plan.modules.values().any(delayed) {
+        return refuse("the scales of fp8_delayed would differ between ranks; use fp8_tensorwise or another recipe");
+    }
+    if config.run.profile {
+        return refuse("profile records one rank; leave `mesh` out to profile");
+    }
+    Ok(())
 }
 
 /// Everything frozen, weights as `infer_dtype` says.

@@ -36,6 +36,7 @@ pub mod optimizer;
 pub mod parity;
 pub mod pipeline;
 pub mod profiling;
+mod ranks;
 pub mod resume;
 pub mod run_files;
 pub mod same_run;

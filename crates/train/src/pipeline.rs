@@ -13,6 +13,7 @@ use phalanx_parallel::{Distributed, Stages};
 use phalanx_tensor::{Category, DType, Tensor};
 
 use crate::step::{LossCount, Rows};
+use crate::window::MicroBatch;
 use crate::{Result, TrainError};
 
 /// A stage of a micro-batch between its forward and its backward.
@@ -47,13 +48,13 @@ struct Run<'a> {
 pub fn run(
     model: &Model,
     env: &Env,
-    batches: &[TokenBatch],
+    batches: &[MicroBatch],
     d: &Arc<Distributed>,
     stages: &Stages,
 ) -> Result<LossCount> {
     let group = d.mesh().group::<Pp>();
     let schedule = stages.schedule(batches.len())?;
-    let rows = batches.iter().enumerate().map(|(i, b)| Rows::new(env, b, i as u64)).collect();
+    let rows = batches.iter().map(|b| Rows::new(env, &b.tokens, b.moment)).collect();
     let mut run = Run {
         model,
         stages,
@@ -73,6 +74,58 @@ pub fn run(
         drop(sent.wait()?);
     }
     Ok(run.loss)
+}
+
+/// The loss of one micro-batch, forward only, through all stages in turn; zero on ranks without the loss.
+///
+/// # Errors
+/// As [`run`].
+pub fn evaluate(
+    model: &Model,
+    env: &Env,
+    batch: &TokenBatch,
+    d: &Arc<Distributed>,
+    stages: &Stages,
+) -> Result<LossCount> {
+    let group = d.mesh().group::<Pp>();
+    let rows = Rows::new(env, batch, env.moment);
+    let (rank_of, net) = (&stages.rank_of_stage, model.net());
+    let mut h_th: Option<Tensor> = None;
+    for (s, stage) in stages.layers.iter().enumerate().filter(|(s, _)| rank_of[*s] == group.rank()) {
+        if s > 0 && rank_of[s - 1] != group.rank() {
+            h_th = Some(receive(group, model, &rows, rank_of[s - 1])?);
+        }
+        let mut cx = Cx::eval(&rows.env);
+        let out = cx.whole(|cx| -> Result<_> {
+            let mut h = match h_th.take() {
+                Some(h) if !stage.embedding => h,
+                _ => net.embed(cx, &rows.ids)?,
+            };
+            for i in stage.layers.clone() {
+                h = net.block(cx, i, h)?;
+            }
+            if !stage.head {
+                return Ok((Some(h), None));
+            }
+            let h = net.norm(cx, h)?;
+            Ok((None, Some(head_loss(model, cx, h, &rows.targets)?)))
+        })?;
+        match out {
+            (_, Some(loss)) => return Ok(LossCount { sum: loss.sum.sum, count: loss.sum.count as u64 }),
+            (Some(h), None) if rank_of[s + 1] == group.rank() => h_th = Some(h),
+            (Some(h), None) => group.send(rank_of[s + 1], h.f32()?)?,
+            (None, None) => {}
+        }
+    }
+    Ok(LossCount::default())
+}
+
+/// Rows of a micro-batch from another stage.
+fn receive(group: &Group<Pp>, model: &Model, rows: &Rows, from: usize) -> Result<Tensor> {
+    let shape = [rows.ids.len(), model.config().hidden_size];
+    let mut t = rows.env.rt.empty(&shape, DType::F32, Category::Activations)?;
+    group.recv(from, t.f32_mut()?)?;
+    Ok(t)
 }
 
 impl Run<'_> {
@@ -100,24 +153,16 @@ impl Run<'_> {
                 Ok(())
             }
             Action::RecvActivation { part, from } => {
-                let rows = self.receive(part, from)?;
+                let rows = receive(self.group, self.model, &self.rows[part.micro_batch], from)?;
                 self.activations.insert(part, rows);
                 Ok(())
             }
             Action::RecvGrad { part, from } => {
-                let grad = self.receive(part, from)?;
+                let grad = receive(self.group, self.model, &self.rows[part.micro_batch], from)?;
                 self.gradients.insert(part, grad);
                 Ok(())
             }
         }
-    }
-
-    fn receive(&self, part: Part, from: usize) -> Result<Tensor> {
-        let rows = &self.rows[part.micro_batch];
-        let shape = [rows.ids.len(), self.model.config().hidden_size];
-        let mut t = rows.env.rt.empty(&shape, DType::F32, Category::Activations)?;
-        self.group.recv(from, t.f32_mut()?)?;
-        Ok(t)
     }
 
     fn forward(&mut self, part: Part) -> Result<()> {

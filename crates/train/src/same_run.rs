@@ -100,6 +100,7 @@ const FREE: &[&str] = &[
     "disable_gradient_checkpointing",
     "gradient_checkpointing",
     "plan.recompute",
+    "plan.parallel",
     "do_train",
     "do_eval",
     "output_dir",
@@ -182,7 +183,7 @@ pub fn recorded(config: &Config) -> Result<Map<String, Value>> {
     let mut all = config.to_json().as_object().cloned().unwrap_or_default();
     all.remove("plan");
     let document = config.plan()?;
-    for key in ["recompute", "freeze", "train", "adapters", "precision", "arithmetic"] {
+    for key in ["recompute", "freeze", "train", "adapters", "precision", "arithmetic", "parallel"] {
         let value = document.root.get(key).map_or(Value::Null, |node| node.to_json());
         all.insert(format!("plan.{key}"), value);
     }
@@ -191,12 +192,23 @@ pub fn recorded(config: &Config) -> Result<Map<String, Value>> {
 
 /// What has changed between a checkpoint's configuration and the present one. Keys that the checkpoint does not know (it is of an
 /// older version) are not compared.
+///
+/// On another mesh a step is the same if it has as many micro-batches over all ranks.
 pub fn changes(then: &Map<String, Value>, now: &Map<String, Value>) -> Vec<Change> {
+    let as_many = micro_batches_a_step(then) == micro_batches_a_step(now);
     let changed = now.iter().filter_map(|(key, now)| {
         let then = then.get(key).filter(|then| *then != now)?;
+        if key == "gradient_accumulation_steps" && as_many {
+            return None;
+        }
         Some(Change { key: key.clone(), class: class(key), then: then.clone(), now: now.clone() })
     });
     changed.collect()
+}
+
+fn micro_batches_a_step(config: &Map<String, Value>) -> Option<u64> {
+    let ranks = |axis: &str| config.get("mesh").and_then(|m| m.get(axis)?.as_u64()).unwrap_or(1);
+    Some(config.get("gradient_accumulation_steps")?.as_u64()? * ranks("dp_shard") * ranks("dp_replicate"))
 }
 
 #[cfg(test)]

@@ -114,11 +114,11 @@ pub fn single_batch_step(
 /// # Errors
 /// As [`forward_backward`].
 pub fn evaluate_batch(model: &Model, env: &Env, batch: &TokenBatch) -> Result<LossCount> {
-    if batch.num_targets == 0 {
+    if batch.num_targets == 0 && env.hooks.is_none() {
         return Ok(LossCount::default());
     }
-    let (ids, targets) = tensors(batch);
-    let out = loss(model, &mut Cx::eval(env), &ids, &targets)?;
+    let Rows { env, ids, targets } = &Rows::new(env, batch, env.moment);
+    let out = loss(model, &mut Cx::eval(env), ids, targets)?;
     Ok(LossCount { sum: out.sum.sum, count: out.sum.count as u64 })
 }
 

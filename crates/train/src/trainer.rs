@@ -1,25 +1,29 @@
 //! The training loop: batches → gradients → clip → update → log → evaluate → save.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use phalanx_comm::{CommOptions, Communicator, World, local_world};
 use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, WarmupType};
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
-use phalanx_nn::{Batch, DelayedScales, Env, Parameter};
+use phalanx_nn::{Batch, DelayedScales, Env, NnError, Parameter};
 use phalanx_report::{Entry, Pace, ProcessMemory, Profile, Step as ProgressStep};
 use phalanx_tensor::DType;
 
 use crate::checkpoint::{self, Interval, RunState};
-use crate::evaluate::{evaluate, perplexity};
-use crate::job::{Job, data_options};
+use crate::evaluate::{agreed, evaluate, perplexity};
+use crate::job::{Job, Use, data_options};
 use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
+use crate::ranks::{Gathering, What};
 use crate::resume::{Start, same};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
-use crate::step::{LossCount, forward_backward, layout};
+use crate::step::LossCount;
+use crate::window::{MicroBatch, env_on, gradients, norm};
 use crate::{Result, TrainError, adapter, model_output, profiling};
 
 /// What a run tells whoever watches it.
@@ -51,6 +55,8 @@ pub struct Finished {
     pub outputs: Vec<(String, PathBuf)>,
     /// Last evaluation loss.
     pub eval_loss: Option<f64>,
+    /// Peaks of the tensor pool by category, bytes; on a mesh those of the first rank.
+    pub memory: BTreeMap<&'static str, usize>,
     /// What kernels took, with `profile`.
     pub profile: Option<Profile>,
 }
@@ -59,7 +65,8 @@ pub struct Finished {
 fn total_steps(job: &Job, rows: u64) -> (u64, u64) {
     let t = &job.config.train;
     let per_batch = rows.div_ceil(t.per_device_train_batch_size as u64);
-    let per_epoch = per_batch.div_ceil(t.gradient_accumulation_steps as u64).max(1);
+    let shares = (job.mesh.dp_replicate * job.mesh.dp_shard) as u64;
+    let per_epoch = per_batch.div_ceil(t.gradient_accumulation_steps as u64 * shares).max(1);
     let total = match t.max_steps() {
         Some(n) => n,
         None => (t.num_train_epochs * per_epoch as f64).ceil() as u64,
@@ -116,7 +123,8 @@ struct Run<'a> {
     schedule: Schedule,
     stream: Stream,
     eval: Option<Corpus>,
-    files: RunFiles,
+    /// On the rank that writes.
+    files: Option<RunFiles>,
     state: RunState,
     total: u64,
     per_epoch: u64,
@@ -139,6 +147,82 @@ struct Run<'a> {
 /// # Errors
 /// Whatever is wrong with weights, data or disk; losses that stop being numbers.
 pub fn train(
+    job: &mut Job,
+    corpus: Corpus,
+    eval: Option<Corpus>,
+    start: &Start,
+    stop: &AtomicBool,
+    watch: &mut dyn Observer,
+) -> Result<Finished> {
+    match job.mesh.num_ranks()? {
+        1 => train_rank(job, corpus, eval, start, stop, watch),
+        world => on_ranks(world, job, (corpus, eval), start, stop, watch),
+    }
+}
+
+/// Nobody watches a rank that is not the first.
+struct Unwatched;
+
+impl Observer for Unwatched {
+    fn message(&mut self, _text: &str) {}
+    fn step(&mut self, _step: &ProgressStep, _logged: bool) {}
+}
+
+/// The first rank is the caller's thread, with the caller's job; the others make theirs from its configuration.
+fn on_ranks(
+    world: usize,
+    job: &mut Job,
+    (corpus, eval): (Corpus, Option<Corpus>),
+    start: &Start,
+    stop: &AtomicBool,
+    watch: &mut dyn Observer,
+) -> Result<Finished> {
+    let mut comms = local_world(world, &CommOptions::default());
+    let first = comms.remove(0);
+    let (failure, config) = (first.clone(), job.config.clone());
+    // What a rank ends with is told to its peers before it goes, so that none of them waits for it.
+    let told = |comm: &Communicator, result: Result<Finished>| {
+        if let Err(e) = &result {
+            comm.abort(e.to_string());
+        }
+        result
+    };
+    let mut results: Vec<Result<Finished>> = std::thread::scope(|scope| {
+        let follow = |comm: Communicator| {
+            let (config, corpus, eval) = (config.clone(), corpus.clone(), eval.clone());
+            std::thread::Builder::new().name(format!("rank-{}", comm.rank())).spawn_scoped(scope, move || {
+                let train = || {
+                    let mut job = Job::prepare(config, Use::Train)?;
+                    job.place(&comm)?;
+                    train_rank(&mut job, corpus, eval, start, stop, &mut Unwatched)
+                };
+                told(&comm, train())
+            })
+        };
+        let followers: Vec<_> = comms.into_iter().map(follow).collect();
+        let refused = followers.iter().find_map(|f| f.as_ref().err().map(ToString::to_string));
+        let own = match refused {
+            Some(why) => Err(TrainError::setting("mesh", format!("the system refused a thread for a rank: {why}"))),
+            None => job.place(&first).and_then(|()| train_rank(job, corpus.clone(), eval.clone(), start, stop, watch)),
+        };
+        let mut results = vec![told(&first, own)];
+        for handle in followers.into_iter().flatten() {
+            let panicked = || TrainError::setting("mesh", "a rank panicked; its message is above");
+            results.push(handle.join().unwrap_or_else(|_| Err(panicked())));
+        }
+        results
+    });
+    // Where several failed, the first one to fail is what matters; the others only say that it did.
+    let culprit = failure.failure().and_then(|f| f.culprit()).filter(|&r| results.get(r).is_some_and(Result::is_err));
+    let rank = culprit.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
+    results.swap_remove(rank).map_err(|error| match rank {
+        0 => error,
+        rank => TrainError::Rank { layout: format!("mesh {}", job.mesh), rank, error: Box::new(error) },
+    })
+}
+
+/// The run, as one rank sees it.
+fn train_rank(
     job: &mut Job,
     corpus: Corpus,
     eval: Option<Corpus>,
@@ -191,10 +275,17 @@ pub fn train(
         }
     }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
-    start.clear()?;
-    std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
-    atomic::clean_stale(&dir)?;
-    let files = RunFiles::open(&dir, &job.config, resumed.as_ref().map(|s| s.step))?;
+    if let Some(d) = &job.distributed {
+        // Every rank has found everything sound and read what it needs.
+        d.mesh().group::<World>().barrier()?;
+    }
+    let mut files = None;
+    if leads(job) {
+        start.clear()?;
+        std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
+        atomic::clean_stale(&dir)?;
+        files = Some(RunFiles::open(&dir, &job.config, resumed.as_ref().map(|s| s.step))?);
+    }
     let mut state = resumed.unwrap_or_else(|| RunState {
         version: checkpoint::VERSION,
         step: 0,
@@ -219,6 +310,9 @@ pub fn train(
     env.scales = scales.into();
     env.training = true;
     env.seed = t.seed;
+    if let Some(d) = &job.distributed {
+        env = env_on(&env, d);
+    }
     let profiled = match job.config.run.profile {
         true => profiling::window(total.saturating_sub(state.step), job.config.run.profile_steps),
         false => 0..0,
@@ -244,6 +338,11 @@ pub fn train(
         job,
     };
     run.go(stop, watch)
+}
+
+/// Whether this rank writes files and talks.
+fn leads(job: &Job) -> bool {
+    job.distributed.as_ref().is_none_or(|d| d.mesh().group::<World>().rank() == 0)
 }
 
 impl Run<'_> {
@@ -317,7 +416,7 @@ impl Run<'_> {
             // After a broken step there is nothing new to keep, and a good checkpoint must not make room for it.
             self.save_owed |= due(t.save_strategy, t.save_steps, step, self.total, epoch_ends);
             let saves = self.save_owed && self.state.skipped_in_a_row == 0;
-            let stopping = stop.load(Ordering::Relaxed);
+            let stopping = agreed(stop, self.job.distributed.as_ref())?;
             if saves || (last && t.save_strategy != Strategy::No) || stopping {
                 self.save_owed = false;
                 let path = self.save(stopping, watch)?;
@@ -358,25 +457,39 @@ impl Run<'_> {
         let t = &self.job.config.train;
         let profiler = self.job.rt.device().profiler();
         let _step = profiler.region("step");
-        let mut window = LossCount::default();
-        for _ in 0..t.gradient_accumulation_steps {
-            let data = profiler.phase("data");
-            let batch = self.stream.next_batch(t.per_device_train_batch_size)?;
-            drop(data);
-            watch.samples(&batch.sample_ids);
-            let env = self.env.for_batch(layout(&batch), self.state.moment);
-            self.state.moment += 1;
-            self.state.tokens += batch.ids.len() as u64;
-            self.state.label_tokens += batch.num_targets as u64;
-            window.add(forward_backward(&self.job.model, &env, &batch)?);
-            // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
-            if self.epoch_ends() {
-                break;
+        let distributed = self.job.distributed.as_ref();
+        let (share, shares) = distributed.map_or((0, 1), |d| d.data_share());
+        let (mut batches, mut ended) = (Vec::with_capacity(t.gradient_accumulation_steps), false);
+        // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
+        while batches.len() < t.gradient_accumulation_steps && !ended {
+            let _data = profiler.phase("data");
+            let mut own = MicroBatch::default();
+            // Every rank reads the whole stream and keeps its share, so the stream stands at one place for all of them.
+            for s in 0..shares {
+                if ended {
+                    break;
+                }
+                let tokens = self.stream.next_batch(t.per_device_train_batch_size)?;
+                watch.samples(&tokens.sample_ids);
+                self.state.tokens += tokens.ids.len() as u64;
+                self.state.label_tokens += tokens.num_targets as u64;
+                let moment = self.state.moment;
+                self.state.moment += 1;
+                if s == share {
+                    own = MicroBatch { tokens, moment };
+                }
+                ended = self.epoch_ends();
             }
+            batches.push(own);
         }
+        if distributed.is_some_and(|d| d.stages().is_some()) {
+            // A schedule is made for so many micro-batches.
+            batches.resize_with(t.gradient_accumulation_steps, MicroBatch::default);
+        }
+        let (window, _) = gradients(&self.job.model, &self.env, &batches, distributed)?;
         let _optimizer = profiler.phase("optimizer");
         let n = window.count.max(1) as f64;
-        let norm = self.optimizer.grad_norm(&self.job.rt)? / n;
+        let norm = norm(&self.job.rt, &self.optimizer, distributed)? / n;
         let finite = window.sum.is_finite() && norm.is_finite();
         if window.count == 0 || (!finite && self.job.config.run.nan_guard) {
             self.optimizer.zero_grad();
@@ -391,6 +504,9 @@ impl Run<'_> {
         }
         self.state.skipped_in_a_row = 0;
         self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
+        if let Some(d) = distributed {
+            d.parameters_changed();
+        }
         self.env.scales.commit();
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
@@ -425,7 +541,11 @@ impl Run<'_> {
             .with("skipped_steps", self.state.skipped)
             .with("memory_bytes", p.memory)
             .with("peak_memory_bytes", p.peak_memory);
-        self.files.log(entry)
+        self.write_entry(entry)
+    }
+
+    fn write_entry(&mut self, entry: Entry) -> Result<()> {
+        self.files.as_mut().map_or(Ok(()), |files| files.log(entry))
     }
 
     fn evaluate(&mut self, stop: &AtomicBool, watch: &mut dyn Observer) -> Result<()> {
@@ -434,7 +554,7 @@ impl Run<'_> {
         let started = Instant::now();
         let rows = self.job.config.train.per_device_eval_batch_size;
         // Someone who stops the run wants it saved, not evaluated to the end: the run that goes on makes up for it.
-        let Some(loss) = evaluate(&self.job.model, &self.env, eval, rows, stop)? else {
+        let Some(loss) = evaluate(&self.job.model, &self.env, eval, rows, stop, self.job.distributed.as_ref())? else {
             self.state.eval_owed = self.state.step > 0;
             return Ok(());
         };
@@ -444,7 +564,7 @@ impl Run<'_> {
             .with("eval_perplexity", perplexity(mean))
             .with("eval_label_tokens", loss.count)
             .with("eval_runtime", started.elapsed().as_secs_f64());
-        self.files.log(entry)?;
+        self.write_entry(entry)?;
         watch.message(&format!("step {}: eval loss {mean:.4}, perplexity {:.3}", self.state.step, perplexity(mean)));
         self.last_eval = Some((mean, self.state.step));
         Ok(())
@@ -469,18 +589,60 @@ impl Run<'_> {
         self.state.stream = self.stream.state();
         self.trainer_state();
         let path = self.dir.join(format!("checkpoint-{}", self.state.step));
-        atomic::replace_folder(&path, |tmp| -> Result<()> {
-            self.write_model(tmp)?;
-            self.files.write_state(&tmp.join("trainer_state.json"))?;
-            if t.save_only_model && !interrupted {
+        let optimizer = !t.save_only_model || interrupted;
+        let mut files = self.files.take();
+        let written = self.write_with_peers(&path, optimizer, files.as_mut());
+        self.files = files;
+        written?;
+        if leads(self.job) { self.saved(path, watch) } else { Ok(path) }
+    }
+
+    /// The leader writes, the others give it what it needs.
+    fn write_with_peers(&self, path: &Path, optimizer: bool, files: Option<&mut RunFiles>) -> Result<()> {
+        let gathering = self.gathering()?;
+        match &gathering {
+            Some(gathering) if !leads(self.job) => gathering.serve(),
+            _ => {
+                self.write_checkpoint(path, optimizer, files, gathering.as_ref())?;
+                gathering.map_or(Ok(()), |gathering| gathering.end())
+            }
+        }
+    }
+
+    /// Whole tensors from all ranks, where there are several. All of them call it.
+    fn gathering(&self) -> Result<Option<Gathering<'_>>> {
+        let Some(d) = &self.job.distributed else { return Ok(None) };
+        let mut parameters = self.job.model.parameters();
+        parameters.extend(self.job.adapters.parameters());
+        Ok(Some(Gathering::new(d, parameters, &self.optimizer)?))
+    }
+
+    fn write_checkpoint(
+        &self,
+        path: &Path,
+        optimizer: bool,
+        files: Option<&mut RunFiles>,
+        whole: Option<&Gathering<'_>>,
+    ) -> Result<()> {
+        atomic::replace_folder(path, |tmp| -> Result<()> {
+            self.write_model(tmp, whole)?;
+            if let Some(files) = files {
+                files.write_state(&tmp.join("trainer_state.json"))?;
+            }
+            if !optimizer {
                 return Ok(());
             }
-            checkpoint::write_optimizer(tmp, &self.optimizer)?;
+            checkpoint::write_optimizer(tmp, &self.optimizer, whole)?;
             checkpoint::write_scales(tmp, &self.env.scales)?;
             let json =
                 serde_json::to_vec_pretty(&self.state).map_err(|e| TrainError::setting("checkpoint", e.to_string()))?;
             Ok(atomic::write_bytes(tmp.join("phalanx_state.json"), &json)?)
-        })?;
+        })
+    }
+
+    /// Removes what the new checkpoint makes superfluous, and says what was saved.
+    fn saved(&self, path: PathBuf, watch: &mut dyn Observer) -> Result<PathBuf> {
+        let t = &self.job.config.train;
         let best = self.state.best.map(|(_, step)| step);
         let removed = checkpoint::prune(&self.dir, t.save_total_limit, best)?;
         let gone = if removed.is_empty() { String::new() } else { format!(", {} older removed", removed.len()) };
@@ -491,7 +653,7 @@ impl Run<'_> {
     fn trainer_state(&mut self) {
         let t = &self.job.config.train;
         let epoch = self.epoch();
-        let s = &mut self.files.state;
+        let Some(s) = self.files.as_mut().map(|files| &mut files.state) else { return };
         s.global_step = self.state.step;
         s.max_steps = self.total;
         s.epoch = epoch;
@@ -510,9 +672,12 @@ impl Run<'_> {
     }
 
     /// The trained model into `dir`: exact f32 weights, or the adapter; with tokenizer and templates.
-    fn write_model(&self, dir: &Path) -> Result<()> {
+    fn write_model(&self, dir: &Path, whole: Option<&Gathering<'_>>) -> Result<()> {
         let (job, rt) = (self.job, &self.job.rt);
-        let exact = |p: &Parameter| checkpoint::exact_values(rt, Some(&self.optimizer), p);
+        let exact = |p: &Parameter| match whole {
+            Some(whole) => whole.fetch(What::Value, p),
+            None => checkpoint::exact_values(rt, Some(&self.optimizer), p),
+        };
         match &job.lora {
             Some(options) => {
                 let beside: Vec<_> = job.model.parameters().into_iter().filter(Parameter::trainable).collect();
@@ -523,9 +688,10 @@ impl Run<'_> {
             }
             None => {
                 let dtype = StoredDType::F32;
-                let value_of = |p: &Parameter| match self.optimizer.exact(p) {
-                    Some(m) => Ok(Some(rt.to_vec(m)?)),
-                    None => Ok(None),
+                let value_of = |p: &Parameter| match (whole, self.optimizer.exact(p)) {
+                    (Some(_), _) => exact(p).map(Some).map_err(|e| NnError::Parallel(e.to_string()).into()),
+                    (None, Some(m)) => Ok(Some(rt.to_vec(m)?)),
+                    (None, None) => Ok(None),
                 };
                 save_weights(rt, &job.model, dir, dtype, 5_000_000_000, &value_of)?;
                 let config = job.model.config().to_json(dtype);
@@ -541,7 +707,10 @@ impl Run<'_> {
         let profile = profiling::finish(&self.job.rt);
         self.trainer_state();
         let mut outputs = Vec::new();
-        if interrupted.is_none() {
+        if interrupted.is_none() && !leads(self.job) {
+            self.gathering()?.map_or(Ok(()), |gathering| gathering.serve())?;
+        } else if interrupted.is_none() {
+            let gathering = self.gathering()?;
             model_output::clear(&self.dir)?;
             let best = self.state.best.map(|(_, s)| self.dir.join(format!("checkpoint-{s}"))).filter(|b| b.exists());
             match best.filter(|_| t.load_best_model_at_end) {
@@ -550,12 +719,13 @@ impl Run<'_> {
                     if t.load_best_model_at_end {
                         watch.message("load_best_model_at_end: no step was both evaluated and saved here, so the last model is the result; let eval_steps divide save_steps");
                     }
-                    self.write_model(&self.dir)?;
+                    self.write_model(&self.dir, gathering.as_ref())?;
                 }
             }
+            gathering.map_or(Ok(()), |gathering| gathering.end())?;
             outputs.push(("model".to_owned(), self.dir.clone()));
         }
-        for path in self.files.finish()? {
+        for path in self.files.as_mut().map_or(Ok(vec![]), RunFiles::finish)? {
             let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
             outputs.push((name, path));
         }
@@ -568,7 +738,8 @@ impl Run<'_> {
             total_steps: self.total,
             epochs: self.epoch(),
             interrupted,
-            curve: self.files.curve(),
+            curve: self.files.as_ref().map(RunFiles::curve).unwrap_or_default(),
+            memory: self.job.rt.pool().stats().peak,
             outputs,
             eval_loss: self.last_eval.map(|(mean, _)| mean),
             state: self.state,

@@ -12,6 +12,15 @@ use crate::optimizer::{AdamW, clip_factor};
 use crate::step::{LossCount, forward_backward, layout};
 use crate::{Result, TrainError, pipeline};
 
+/// A micro-batch of a window.
+#[derive(Clone, Debug, Default)]
+pub struct MicroBatch {
+    /// Its tokens; none where a rank has nothing to do.
+    pub tokens: TokenBatch,
+    /// Tells its randomness from that of others ([`phalanx_nn::Env::moment`]).
+    pub moment: u64,
+}
+
 /// What a window gave, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WindowResult {
@@ -38,10 +47,10 @@ pub fn env_on(env: &Env, distributed: &Arc<Distributed>) -> Env {
 pub fn gradients(
     model: &Model,
     env: &Env,
-    batches: &[TokenBatch],
+    batches: &[MicroBatch],
     distributed: Option<&Arc<Distributed>>,
 ) -> Result<(LossCount, u64)> {
-    let tokens = batches.iter().map(|b| b.ids.len() as u64).sum();
+    let tokens = batches.iter().map(|b| b.tokens.ids.len() as u64).sum();
     let mut loss = LossCount::default();
     if let Some((d, stages)) = distributed.and_then(|d| Some((d, d.stages()?))) {
         d.begin_pipeline();
@@ -53,8 +62,8 @@ pub fn gradients(
         if let Some(d) = distributed {
             d.begin_micro_batch(i + 1 == batches.len());
         }
-        let env = env.for_batch(layout(batch), i as u64);
-        loss.add(forward_backward(model, &env, batch)?);
+        let env = env.for_batch(layout(&batch.tokens), batch.moment);
+        loss.add(forward_backward(model, &env, &batch.tokens)?);
         if let Some(d) = distributed {
             d.finish_backward(&env.rt)?;
         }
@@ -80,7 +89,7 @@ fn over_all_ranks(rt: &Runtime, d: &Distributed, loss: LossCount, tokens: u64) -
 pub fn step(
     model: &Model,
     env: &Env,
-    batches: &[TokenBatch],
+    batches: &[MicroBatch],
     optimizer: &mut AdamW,
     (lr, max_norm): (f32, f64),
     distributed: Option<&Arc<Distributed>>,
@@ -111,7 +120,10 @@ pub fn update(
 }
 
 /// Norm of the summed gradients, each element counted once over all ranks.
-fn norm(rt: &Runtime, optimizer: &AdamW, distributed: Option<&Arc<Distributed>>) -> Result<f64> {
+///
+/// # Errors
+/// If a peer fails.
+pub fn norm(rt: &Runtime, optimizer: &AdamW, distributed: Option<&Arc<Distributed>>) -> Result<f64> {
     let Some(d) = distributed else { return optimizer.grad_norm(rt) };
     let mut sum = [optimizer.grad_sum_squares(rt, &|p| d.counts(p))?];
     d.sum_over_world(&mut sum)?;

@@ -47,7 +47,7 @@ pub fn run(args: &[String]) -> Result<Outcome> {
     let mut env = Env::new(job.rt.clone(), Batch::causal(&[]));
     env.adapters = job.adapters.clone();
     let rows = job.config.train.per_device_eval_batch_size;
-    let Some(loss) = evaluate(&job.model, &env, &corpus, rows, &AtomicBool::new(false))? else {
+    let Some(loss) = evaluate(&job.model, &env, &corpus, rows, &AtomicBool::new(false), None)? else {
         return Ok(Outcome::Interrupted);
     };
     let mean = loss.mean();

@@ -147,7 +147,7 @@ fn conclude(job: &Job, f: Finished, args: &[String], watch: &mut Watch) {
         return;
     }
     let mut text = summary.render(super::style()) + "\n";
-    for (category, bytes) in job.rt.pool().stats().peak.iter().filter(|(_, b)| **b > 0) {
+    for (category, bytes) in f.memory.iter().filter(|(_, b)| **b > 0) {
         text += &format!("  peak {category:<14} {}\n", units::bytes(*bytes as u64));
     }
     if let Some(profile) = &f.profile {

@@ -3,6 +3,8 @@
 use phalanx_data::Batch as TokenBatch;
 use phalanx_tensor::rng::Stream;
 
+use crate::window::MicroBatch;
+
 /// Samples a step, over all ranks.
 const SAMPLES: usize = 8;
 
@@ -32,7 +34,7 @@ pub(super) fn samples(vocab: usize) -> Vec<Sample> {
 }
 
 /// The `count` micro-batches of one of `shares` shares: every `shares`-th sample, the first micro-batches having the most.
-pub(super) fn micro_batches(samples: &[Sample], share: usize, shares: usize, count: usize) -> Vec<TokenBatch> {
+pub(super) fn micro_batches(samples: &[Sample], share: usize, shares: usize, count: usize) -> Vec<MicroBatch> {
     let own: Vec<&Sample> = samples.iter().skip(share).step_by(shares).collect();
     let most = samples.len().div_ceil(shares).div_ceil(count).max(1);
     let batch = |samples: &[&Sample]| {
@@ -41,5 +43,5 @@ pub(super) fn micro_batches(samples: &[Sample], share: usize, shares: usize, cou
     };
     let mut out: Vec<TokenBatch> = own.chunks(most).map(batch).collect();
     out.resize_with(count, TokenBatch::default);
-    out
+    out.into_iter().enumerate().map(|(i, tokens)| MicroBatch { tokens, moment: i as u64 }).collect()
 }

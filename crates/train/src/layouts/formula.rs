@@ -99,7 +99,7 @@ impl<'a> Formula<'a> {
         let shares = mesh.dp_replicate * mesh.dp_shard;
         let rows = |share| {
             let batches = micro_batches(samples, share, shares, case.micro_batches);
-            batches.iter().map(|b| b.ids.len().max(1) as u64).collect()
+            batches.iter().map(|b| b.tokens.ids.len().max(1) as u64).collect()
         };
         let tied = if config.tie_word_embeddings { config.vocab_size * config.hidden_size } else { 0 };
         Ok(Formula {

@@ -12,6 +12,7 @@ mod guard;
 mod optimizer;
 mod peft;
 mod profile;
+mod ranks;
 mod recompute;
 mod resume;
 mod saves;
