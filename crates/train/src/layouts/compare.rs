@@ -43,6 +43,9 @@ pub(super) fn compare(
     let (weights_rel_max, _) = worst(&weights, &one.weights);
     let traffic: Vec<_> = ranks.iter().map(|r| r.traffic.as_slice()).collect();
     let moved = formula::check(config, case, samples, &traffic, &mut faults)?;
+    let before = faults.len();
+    formula::check_memory(config, case, samples, ranks, &mut faults)?;
+    let memory_ok = faults.len() == before;
     let within = loss_rel <= LOSS_TOLERANCE
         && norm_rel <= LOSS_TOLERANCE
         && grad_rel_max <= TOLERANCE
@@ -59,8 +62,9 @@ pub(super) fn compare(
         replicas_equal,
         collectives_ok: moved.collectives_ok,
         bytes_ok: moved.bytes_ok,
+        memory_ok,
         bytes_a_step: moved.bytes / STEPS as u64,
-        pass: within && tokens_equal && replicas_equal && moved.collectives_ok && moved.bytes_ok,
+        pass: within && tokens_equal && replicas_equal && moved.collectives_ok && moved.bytes_ok && memory_ok,
         faults,
     })
 }
@@ -137,4 +141,58 @@ fn worst(got: &BTreeMap<String, Vec<f32>>, want: &[Part]) -> (f64, String) {
         }
     }
     worst
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_comm::MeshShape;
+    use phalanx_parallel::ParallelPlan;
+    use phalanx_parallel::fsdp::Reshard;
+
+    use super::*;
+    use crate::layouts::{data, run, tiny_models};
+
+    /// A layout that is right, and what `compare` says after `tamper` has changed something.
+    fn verdict(tamper: impl Fn(&mut Case, &mut Vec<Rank>)) -> LayoutResult {
+        let (_, config) = tiny_models().unwrap().swap_remove(0);
+        let samples = data::samples(config.vocab_size);
+        let case = |mesh| Case { name: "x".into(), mesh, plan: ParallelPlan::default(), micro_batches: 2 };
+        let one = run::run(&config, &case(MeshShape::default()), &samples).unwrap();
+        let mut two = case(MeshShape { dp_replicate: 2, dp_shard: 2, ..MeshShape::default() });
+        let mut ranks = run::run(&config, &two, &samples).unwrap();
+        tamper(&mut two, &mut ranks);
+        compare(&config, &two, &samples, &one[0], &ranks).unwrap()
+    }
+
+    /// A verification that cannot fail is worth nothing.
+    #[test]
+    fn what_is_wrong_is_found() {
+        assert!(verdict(|_, _| {}).pass);
+        // One small parameter's gradient is a little off, on every rank that has it.
+        let r = verdict(|_, ranks| {
+            for rank in ranks {
+                let part = rank.gradients.iter_mut().find(|p| p.name.ends_with("layers.4.input_layernorm.weight"));
+                part.unwrap().values.iter_mut().for_each(|v| *v *= 1.0 + 3e-5);
+            }
+        });
+        assert!(!r.pass && r.replicas_equal && r.grad_worst.contains("layers.4.input_layernorm"), "{r:?}");
+        // One replica has other bits.
+        let r = verdict(|_, ranks| {
+            let value = &mut ranks[3].weights[0].values[0];
+            *value = f32::from_bits(value.to_bits() ^ 1);
+        });
+        assert!(!r.pass && !r.replicas_equal && r.faults[0].contains("ranks 1 and 3"), "{r:?}");
+        // A part is missing.
+        let r = verdict(|_, ranks| ranks.iter_mut().for_each(|r| drop(r.gradients.remove(2))));
+        assert!(!r.pass && r.faults[0].contains("on no rank"), "{r:?}");
+        // A token is counted twice; a loss is off.
+        assert!(!verdict(|_, ranks| ranks[1].steps[4].tokens += 1).pass);
+        assert!(!verdict(|_, ranks| ranks[1].steps[4].loss.sum *= 1.0 + 1e-5).pass);
+        // It gathers once where it should have done so twice.
+        let r = verdict(|case, _| case.plan.reshard = Reshard::AfterBackward);
+        assert!(!r.pass && !r.collectives_ok && !r.bytes_ok, "{r:?}");
+        // A rank needs more memory than its share.
+        let r = verdict(|_, ranks| ranks[0].bytes.moments += 4);
+        assert!(!r.pass && !r.memory_ok, "{r:?}");
+    }
 }

@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_comm::{AxisKind, Coordinates, Kind, Traffic};
 use phalanx_models::{Model, ModelConfig};
+use phalanx_nn::Parameter;
 use phalanx_parallel::fsdp::{Reshard, Unit, units};
 use phalanx_parallel::pipeline::{Action, Schedule, ScheduleKind, StageLayers, build, split_layers};
 
 use super::data::{Sample, micro_batches};
+use super::run::{Bytes, Rank};
 use super::{Case, STEPS};
 use crate::Result;
 
@@ -66,6 +68,26 @@ pub(super) fn check(
         }
     }
     Ok(moved)
+}
+
+/// Parameters, gradients and moments that each rank keeps: of every parameter of its stages ⌈rows / shards⌉ rows, the last ranks
+/// fewer; 4 bytes a value and 4 of gradient, 8 of moments.
+pub(super) fn check_memory(
+    config: &ModelConfig,
+    case: &Case,
+    samples: &[Sample],
+    ranks: &[Rank],
+    faults: &mut Vec<String>,
+) -> Result<()> {
+    let formula = Formula::new(config, case, samples)?;
+    for (r, rank) in ranks.iter().enumerate() {
+        let elements = formula.kept_elements(case.mesh.coordinates(r));
+        let want = Bytes { weights: 4 * elements, gradients: 4 * elements, moments: 8 * elements };
+        if rank.bytes != want {
+            faults.push(format!("rank {r} keeps {:?} bytes, the formula has {want:?}", rank.bytes));
+        }
+    }
+    Ok(())
 }
 
 /// The sizes that everything follows from.
@@ -148,20 +170,32 @@ impl<'a> Formula<'a> {
         self.schedule.placement.stages_of(at.pp)
     }
 
-    /// Elements of a parameter of the embedding's, a block's or the head's stage, if a pipeline rank has it.
-    fn unit_elements(&self, unit: &Unit, at: Coordinates) -> u64 {
-        let here = |name: &str| {
-            let block = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse::<usize>().ok());
-            self.stages(at).iter().any(|&s| {
-                let stage = &self.layers[s];
-                match block {
-                    Some(block) => stage.layers.contains(&block),
-                    None if name.starts_with("model.embed_tokens") => stage.embedding || (self.tied > 0 && stage.head),
-                    None => stage.head,
-                }
-            })
+    fn kept_elements(&self, at: Coordinates) -> usize {
+        let (shards, index) = (self.shards() as usize, at.dp_shard * self.case.mesh.cp + at.cp);
+        let kept = |p: &Parameter| {
+            let rows = p.shape()[0];
+            let each = rows.div_ceil(shards);
+            (rows.saturating_sub(each * index)).min(each) * (p.len() / rows)
         };
-        unit.parameters.iter().filter(|p| here(p.name())).map(|p| p.len() as u64).sum()
+        self.units.iter().flat_map(|u| &u.parameters).filter(|p| self.is_here(p.name(), at)).map(kept).sum()
+    }
+
+    /// Elements of a unit that a pipeline rank has.
+    fn unit_elements(&self, unit: &Unit, at: Coordinates) -> u64 {
+        unit.parameters.iter().filter(|p| self.is_here(p.name(), at)).map(|p| p.len() as u64).sum()
+    }
+
+    /// Whether a stage of a pipeline rank uses a parameter.
+    fn is_here(&self, name: &str, at: Coordinates) -> bool {
+        let block = name.strip_prefix("model.layers.").and_then(|n| n.split('.').next()?.parse::<usize>().ok());
+        self.stages(at).iter().any(|&s| {
+            let stage = &self.layers[s];
+            match block {
+                Some(block) => stage.layers.contains(&block),
+                None if name.starts_with("model.embed_tokens") => stage.embedding || (self.tied > 0 && stage.head),
+                None => stage.head,
+            }
+        })
     }
 
     /// FSDP: a unit is gathered each time a use of it begins while no other is in progress.

@@ -63,6 +63,8 @@ pub struct LayoutResult {
     pub collectives_ok: bool,
     /// Whether every group moved the bytes of the formula.
     pub bytes_ok: bool,
+    /// Whether parameters, gradients and moments of every rank have the bytes of the formula.
+    pub memory_ok: bool,
     /// Bytes that all ranks sent in all groups, a step.
     pub bytes_a_step: u64,
     /// What is wrong, in words; empty if nothing is.

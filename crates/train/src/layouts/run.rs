@@ -21,12 +21,22 @@ pub(super) struct Part {
     pub values: Vec<f32>,
 }
 
+/// Bytes of the tensors that a rank keeps, without what the pool rounds up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bytes {
+    pub weights: usize,
+    pub gradients: usize,
+    pub moments: usize,
+}
+
 /// What one rank ends with.
 pub(super) struct Rank {
     pub steps: Vec<WindowResult>,
     /// Summed gradients of the first step.
     pub gradients: Vec<Part>,
     pub weights: Vec<Part>,
+    /// What it keeps between steps.
+    pub bytes: Bytes,
     /// Of all steps.
     pub traffic: Vec<(String, Traffic)>,
 }
@@ -54,18 +64,23 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     let (share, shares) = distributed.data_share();
     let batches = micro_batches(samples, share, shares, case.micro_batches);
     let env = env_on(&Env::new(rt.clone(), Batch::causal(&[])), &distributed);
-    let (mut steps, mut first) = (vec![], vec![]);
+    let (mut steps, mut first, mut bytes) = (vec![], vec![], Bytes::default());
     for i in 0..STEPS {
         let (loss, tokens) = gradients(&model, &env, &batches, Some(&distributed))?;
         if i == 0 {
             first = parts(&parameters, &|p| Ok(p.kept_grad().get()))?;
+            bytes = Bytes {
+                weights: parameters.iter().map(Parameter::bytes).sum(),
+                gradients: parameters.iter().filter_map(|p| p.kept_grad().get()).map(|g| g.bytes()).sum(),
+                moments: optimizer.states().iter().map(|s| s.exp_avg.bytes() + s.exp_avg_sq.bytes()).sum(),
+            };
         }
         let grad_norm = update(&rt, &mut optimizer, loss.count, (1e-3, 1.0), Some(&distributed))?;
         steps.push(WindowResult { loss, grad_norm, tokens });
     }
     let traffic = distributed.traffic();
     let weights = parts(&parameters, &|p| Ok(Some(p.kept()?)))?;
-    Ok(Rank { steps, gradients: first, weights, traffic })
+    Ok(Rank { steps, gradients: first, weights, bytes, traffic })
 }
 
 fn parts(parameters: &[Parameter], of: &dyn Fn(&Parameter) -> Result<Option<Tensor>>) -> Result<Vec<Part>> {
