@@ -64,6 +64,8 @@ pub enum Command {
         #[command(subcommand)]
         what: Bench,
     },
+    /// How the ranks of a run spent their time, and which of them keeps the others waiting.
+    Report(Report),
     /// Find better block sizes for this machine's matrix products: faster, with the same bits.
     Tune(Tune),
     /// Report what this machine is and can do.
@@ -75,6 +77,19 @@ pub enum Command {
         #[arg(long)]
         threads: Option<usize>,
     },
+}
+
+/// Options of `report`.
+#[derive(Args, Debug)]
+pub struct Report {
+    /// The run's output_dir.
+    pub run: PathBuf,
+    /// Look at so many of the last steps.
+    #[arg(long, default_value_t = 100)]
+    pub last: u64,
+    /// One JSON line a rank.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `tune`.

@@ -1,6 +1,7 @@
 //! A model on a mesh: which part of each parameter is where, and what happens around its modules.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use phalanx_comm::{
     CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Traffic, World,
@@ -139,6 +140,12 @@ impl Distributed {
     pub fn traffic(&self) -> Vec<(String, Traffic)> {
         let axes = self.mesh.traffic().into_iter().map(|(axis, traffic)| (axis.name().to_owned(), traffic));
         axes.chain(self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()))).collect()
+    }
+
+    /// Time in which computing has stood still for gathers and sums that run beside it, since the start. (Calls that do not run beside it are in
+    /// [`Distributed::traffic`].)
+    pub fn blocked(&self) -> Duration {
+        self.fsdp.as_ref().map_or(Duration::ZERO, |fsdp| fsdp.blocked())
     }
 
     /// The stages, where the model is cut into some.

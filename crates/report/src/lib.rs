@@ -57,6 +57,7 @@ pub mod profile;
 pub mod progress;
 mod recorder;
 pub mod state;
+pub mod stragglers;
 mod style;
 pub mod summary;
 pub mod system;

@@ -42,6 +42,7 @@ pub mod run_files;
 pub mod same_run;
 pub mod schedule;
 pub mod step;
+pub mod step_clock;
 pub mod trainer;
 pub mod window;
 

@@ -1,11 +1,16 @@
 //! The files a run leaves beside its checkpoints: metrics, TensorBoard events, `trainer_state.json`, loss curve.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use phalanx_config::Config;
+use phalanx_report::stragglers::RankStep;
 use phalanx_report::{Curve, Entry, Recorder, RecorderOptions, TrainerState, system};
 
-use crate::Result;
+use crate::{Result, TrainError};
+
+/// How the ranks of a run spent their steps, a line for each.
+pub const RANKS_FILE: &str = "ranks.jsonl";
 
 /// Writers of a run's files.
 pub struct RunFiles {
@@ -39,6 +44,17 @@ impl RunFiles {
     /// If the disk refuses.
     pub fn log(&mut self, entry: Entry) -> Result<()> {
         Ok(self.recorder.log(entry, system::wall_time())?)
+    }
+
+    /// Adds how the ranks spent a step to `ranks.jsonl`.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn ranks(&mut self, steps: &[RankStep]) -> Result<()> {
+        let path = self.dir.join(RANKS_FILE);
+        let lines: String = steps.iter().map(|s| format!("{}\n", s.to_json())).collect();
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+        file.and_then(|mut f| f.write_all(lines.as_bytes())).map_err(TrainError::io(&path))
     }
 
     fn title(&self) -> String {

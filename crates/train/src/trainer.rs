@@ -23,6 +23,7 @@ use crate::resume::{Start, same};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::LossCount;
+use crate::step_clock::StepClock;
 use crate::window::{MicroBatch, env_on, gradients, norm};
 use crate::{Result, TrainError, adapter, model_output, profiling};
 
@@ -458,12 +459,13 @@ impl Run<'_> {
         let profiler = self.job.rt.device().profiler();
         let _step = profiler.region("step");
         let distributed = self.job.distributed.as_ref();
+        let mut clock = distributed.map(|d| StepClock::start(d));
         let (share, shares) = distributed.map_or((0, 1), |d| d.data_share());
         let (mut batches, mut ended) = (Vec::with_capacity(t.gradient_accumulation_steps), false);
         // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
         while batches.len() < t.gradient_accumulation_steps && !ended {
             let _data = profiler.phase("data");
-            let mut own = MicroBatch::default();
+            let (mut own, reading) = (MicroBatch::default(), Instant::now());
             // Every rank reads the whole stream and keeps its share, so the stream stands at one place for all of them.
             for s in 0..shares {
                 if ended {
@@ -480,6 +482,9 @@ impl Run<'_> {
                 }
                 ended = self.epoch_ends();
             }
+            if let Some(clock) = &mut clock {
+                clock.data(reading.elapsed(), own.tokens.ids.len() as u64);
+            }
             batches.push(own);
         }
         if distributed.is_some_and(|d| d.stages().is_some()) {
@@ -487,6 +492,10 @@ impl Run<'_> {
             batches.resize_with(t.gradient_accumulation_steps, MicroBatch::default);
         }
         let (window, _) = gradients(&self.job.model, &self.env, &batches, distributed)?;
+        if let Some((clock, d)) = clock.zip(distributed) {
+            let ranks = clock.finish(self.state.step + 1, d)?;
+            self.files.as_mut().map_or(Ok(()), |files| files.ranks(&ranks))?;
+        }
         let _optimizer = profiler.phase("optimizer");
         let n = window.count.max(1) as f64;
         let norm = norm(&self.job.rt, &self.optimizer, distributed)? / n;

@@ -14,6 +14,7 @@ mod import;
 mod model;
 mod plan;
 mod preparing;
+mod report;
 mod shell;
 mod train;
 mod tune;
@@ -43,6 +44,7 @@ pub fn run(cli: Cli) -> Result<Outcome> {
         Command::Plan { what } => plan::run(what),
         Command::Verify { what } => verify::run(what),
         Command::Bench { what } => bench::run(what),
+        Command::Report(args) => report::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Doctor { json, threads } => doctor::run(json, threads),
     }

@@ -1,8 +1,9 @@
 //! Gathering and reducing, unit by unit.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use phalanx_comm::{Communicator, GatherTensors, Pending, ReduceOp, ScatterTensors};
 use phalanx_kernels::elementwise;
@@ -23,8 +24,11 @@ struct Live {
 struct State {
     units: Vec<Live>,
     /// Sums on their way to the kept gradients: parameters, and their shards.
-    reducing: Option<(Vec<Parameter>, Pending<Vec<ScatterTensors>>)>,
+    reducing: Option<Reducing>,
 }
+
+/// Parameters, and the sums of their gradients on the way.
+type Reducing = (Vec<Parameter>, Pending<Vec<ScatterTensors>>);
 
 /// The parameters of a model over the ranks of a group.
 pub struct Fsdp {
@@ -35,6 +39,8 @@ pub struct Fsdp {
     state: Mutex<State>,
     /// Whether backward reduces gradients.
     sync: AtomicBool,
+    /// Nanoseconds in which computing stood still for communication.
+    blocked: AtomicU64,
 }
 
 fn failed(e: impl std::fmt::Display) -> NnError {
@@ -48,7 +54,7 @@ impl Fsdp {
         let by_path = units.iter().enumerate().map(|(i, u)| (u.path.clone(), i)).collect();
         let units = units.into_iter().map(|unit| Live { unit, holds: 0, arriving: None }).collect();
         let state = Mutex::new(State { units, reducing: None });
-        Fsdp { group, reshard, prefetch, by_path, state, sync: AtomicBool::new(true) }
+        Fsdp { group, reshard, prefetch, by_path, state, sync: AtomicBool::new(true), blocked: AtomicU64::new(0) }
     }
 
     /// Whether gradients are reduced in the backward passes from now on, or only accumulate. ([`Reshard::AfterStep`] reduces once a step in
@@ -104,7 +110,7 @@ impl Fsdp {
         let mut state = self.lock();
         self.ask(rt, &mut state.units[i])?;
         if let Some(pending) = state.units[i].arriving.take() {
-            let arrived = pending.wait().map_err(failed)?;
+            let arrived = self.wait(pending)?;
             for (p, g) in sharded(&state.units[i].unit).zip(arrived) {
                 p.gather(g.full)?;
             }
@@ -172,7 +178,20 @@ impl Fsdp {
         let pending = self.group.reduce_scatter_async(ReduceOp::Sum, items);
         state.reducing = Some((parameters, pending));
         drop(state);
-        before.map_or(Ok(()), |b| settle(rt, b))
+        before.map_or(Ok(()), |b| self.settle(rt, b))
+    }
+
+    /// Waits for a call, and notes how long.
+    fn wait<T>(&self, pending: Pending<T>) -> Result<T> {
+        let since = Instant::now();
+        let done = pending.wait().map_err(failed);
+        self.blocked.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        done
+    }
+
+    /// Time in which computing has stood still for communication, since the start.
+    pub fn blocked(&self) -> Duration {
+        Duration::from_nanos(self.blocked.load(Ordering::Relaxed))
     }
 
     /// Reduces the gradients of all units, the last one first.
@@ -190,7 +209,16 @@ impl Fsdp {
     /// If a peer failed.
     pub fn finish_backward(&self, rt: &Runtime) -> Result<()> {
         let last = self.lock().reducing.take();
-        last.map_or(Ok(()), |b| settle(rt, b))
+        last.map_or(Ok(()), |b| self.settle(rt, b))
+    }
+
+    /// Adds arrived sums to the kept gradients.
+    fn settle(&self, rt: &Runtime, (parameters, pending): Reducing) -> Result<()> {
+        let arrived = self.wait(pending)?;
+        for (p, item) in parameters.iter().zip(arrived) {
+            add(rt, p, item.shard)?;
+        }
+        Ok(())
     }
 
     /// The parameters have changed: what was gathered is out of date.
@@ -200,15 +228,6 @@ impl Fsdp {
             sharded(&live.unit).for_each(|p| drop(p.release()));
         }
     }
-}
-
-/// Adds arrived sums to the kept gradients.
-fn settle(rt: &Runtime, (parameters, pending): (Vec<Parameter>, Pending<Vec<ScatterTensors>>)) -> Result<()> {
-    let arrived = pending.wait().map_err(failed)?;
-    for (p, item) in parameters.iter().zip(arrived) {
-        add(rt, p, item.shard)?;
-    }
-    Ok(())
 }
 
 fn add(rt: &Runtime, p: &Parameter, shard: Tensor) -> Result<()> {
