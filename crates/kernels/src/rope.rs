@@ -58,7 +58,10 @@ pub fn apply_form(
     let half = cos.len() / t;
     check_len("rope", "cos", cos.len(), t * half)?;
     if form.at > head_dim || 2 * half > head_dim - form.at {
-        return bad_shape("rope", format!("{} rotary dimensions from {} on in a head of {head_dim}", 2 * half, form.at));
+        return bad_shape(
+            "rope",
+            format!("{} rotary dimensions from {} on in a head of {head_dim}", 2 * half, form.at),
+        );
     }
     let _span = dev.profiler().kernel("rope", || per_element(t * heads * 2 * half, 3, 8));
     let (width, rows) = (heads * head_dim, rows_per_task(heads * head_dim));

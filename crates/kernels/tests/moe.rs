@@ -5,7 +5,6 @@ use phalanx_kernels::{Device, Isa};
 use phalanx_testkit::values;
 use proptest::prelude::*;
 
-
 fn softmax(experts: usize, top_k: usize) -> Route {
     Route { experts, top_k, scores: Scores::Softmax, groups: None, normalise: true, scale: 1.0 }
 }

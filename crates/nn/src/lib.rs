@@ -34,6 +34,7 @@ pub mod layers;
 mod module;
 mod parameter;
 mod recompute;
+mod routing;
 mod settings;
 
 pub use adapter::{AdapterSet, LowRank};
@@ -43,4 +44,8 @@ pub use delayed::DelayedScales;
 pub use error::{NnError, Result};
 pub use module::{Describe, Module, Visitor, Walk, parameters, walk};
 pub use parameter::Parameter;
+pub use routing::{
+    BalanceLayers, BalanceLoss, BalancePass, BalanceScope, BalanceWindow, ExpertCapacity, LayerLoad, RouterLog,
+    RouterStep, Routing, update_bias,
+};
 pub use settings::{Arithmetic, ModuleSettings, Recipe, ResolvedPlan};

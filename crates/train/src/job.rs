@@ -457,7 +457,7 @@ fn inference_plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Resol
         InferDtype::Bfloat16 => true,
     };
     let modules = sites.iter().map(|s| {
-        let precision = if low && s.kind != "norm" { DType::Bf16 } else { DType::F32 };
+        let precision = if low && !method::stays_f32(s) { DType::Bf16 } else { DType::F32 };
         (s.path.clone(), phalanx_nn::ModuleSettings { trainable: false, precision, ..Default::default() })
     });
     ResolvedPlan { modules: modules.collect() }

@@ -42,6 +42,7 @@ pub fn route(r: &Route, logits: &[f32], bias: Option<&[f32]>) -> (Vec<u32>, Vec<
 /// See [`super::sum`].
 pub fn sum(y: &[f32], width: usize, top_k: usize, places: &[u32]) -> Vec<f32> {
     let row = |p: u32, i: usize| if p == DROPPED { 0.0 } else { y[p as usize * width + i] };
-    let token = |places: &[u32]| (0..width).map(|i| places.iter().fold(0f32, |s, &p| s + row(p, i))).collect::<Vec<_>>();
+    let token =
+        |places: &[u32]| (0..width).map(|i| places.iter().fold(0f32, |s, &p| s + row(p, i))).collect::<Vec<_>>();
     places.chunks_exact(top_k).flat_map(token).collect()
 }
