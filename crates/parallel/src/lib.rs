@@ -22,6 +22,7 @@
 //! ```
 
 mod compatibility;
+pub mod expert;
 mod pattern;
 mod plan;
 mod resolve;

@@ -1,6 +1,7 @@
 //! From a configuration to everything a run needs, all checks first: nothing is written and no weight is read before the
 //! configuration, the plan, the tokenizer, the data and the output folder have been found sound.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -124,10 +125,11 @@ impl Job {
 
     fn apply_trainable(&self, purpose: Use) {
         let params = self.model.parameters();
+        let by_name: HashMap<&str, &Parameter> = params.iter().map(|p| (p.name(), p)).collect();
         for site in &self.sites {
             let trainable = purpose == Use::Train && self.plan.modules.get(&site.path).is_none_or(|m| m.trainable);
             for name in &site.parameters {
-                if let Some(p) = params.iter().find(|p| p.name() == name) {
+                if let Some(p) = by_name.get(name.as_str()) {
                     p.set_trainable(trainable);
                 }
             }

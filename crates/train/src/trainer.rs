@@ -8,7 +8,7 @@ use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, Warmup
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
-use phalanx_nn::{Batch, DelayedScales, Env, Parameter};
+use phalanx_nn::{Batch, DelayedScales, Env, Parameter, RouterStep};
 use phalanx_report::{Entry, Pace, ProcessMemory, Profile, Step as ProgressStep};
 use phalanx_tensor::DType;
 
@@ -20,7 +20,7 @@ use crate::resume::{Start, same};
 use crate::run_files::RunFiles;
 use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::{LossCount, forward_backward, layout};
-use crate::{Result, TrainError, adapter, model_output, profiling};
+use crate::{Result, TrainError, adapter, experts, model_output, profiling};
 
 /// What a run tells whoever watches it.
 pub trait Observer {
@@ -129,6 +129,8 @@ struct Run<'a> {
     last_eval: Option<(f64, u64)>,
     /// Seconds of this process that were spent evaluating and saving.
     paused: f64,
+    /// What the routers of experts did in the last step that made an update, and the targets that it counted.
+    routers: (RouterStep, u64),
     /// Steps before which the profiler starts and stops; the same where there is none.
     profiled: std::ops::Range<u64>,
 }
@@ -190,6 +192,10 @@ pub fn train(
             ));
         }
     }
+    let routing = experts::routing(&job.config, job.model.config())?;
+    for key in experts::idle_keys(&job.config, job.model.config()) {
+        watch.message(&format!("note: {key} has no effect: the model has no experts"));
+    }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
     start.clear()?;
     std::fs::create_dir_all(&dir).map_err(TrainError::io(&dir))?;
@@ -217,6 +223,7 @@ pub fn train(
     env.plan = job.plan.clone();
     env.adapters = job.adapters.clone();
     env.scales = scales.into();
+    env.routing = routing;
     env.training = true;
     env.seed = t.seed;
     let profiled = match job.config.run.profile {
@@ -239,6 +246,7 @@ pub fn train(
         save_owed: false,
         last_eval: None,
         paused: 0.0,
+        routers: Default::default(),
         profiled,
         state,
         job,
@@ -358,7 +366,7 @@ impl Run<'_> {
         let t = &self.job.config.train;
         let profiler = self.job.rt.device().profiler();
         let _step = profiler.region("step");
-        let mut window = LossCount::default();
+        let mut batches = Vec::new();
         for _ in 0..t.gradient_accumulation_steps {
             let data = profiler.phase("data");
             let batch = self.stream.next_batch(t.per_device_train_batch_size)?;
@@ -368,12 +376,19 @@ impl Run<'_> {
             self.state.moment += 1;
             self.state.tokens += batch.ids.len() as u64;
             self.state.label_tokens += batch.num_targets as u64;
-            window.add(forward_backward(&self.job.model, &env, &batch)?);
+            batches.push((env, batch));
             // A window never reaches into the next epoch: the last one is short, and is divided by what it counted.
             if self.epoch_ends() {
                 break;
             }
         }
+        let mut window = LossCount::default();
+        let choices = experts::count_window(&self.job.model, &batches)?;
+        for (mut env, batch) in batches {
+            env.routing.window.clone_from(&choices);
+            window.add(forward_backward(&self.job.model, &env, &batch)?);
+        }
+        let routers = self.env.routers.take();
         let _optimizer = profiler.phase("optimizer");
         let n = window.count.max(1) as f64;
         let norm = self.optimizer.grad_norm(&self.job.rt)? / n;
@@ -392,6 +407,8 @@ impl Run<'_> {
         self.state.skipped_in_a_row = 0;
         self.optimizer.step(&self.job.rt, lr as f32, (clip_factor(norm, t.max_grad_norm) / n) as f32)?;
         self.env.scales.commit();
+        experts::move_biases(&self.job.model, &routers, self.job.config.experts.moe_bias_update_speed)?;
+        self.routers = (routers, window.count);
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
     }
@@ -425,7 +442,7 @@ impl Run<'_> {
             .with("skipped_steps", self.state.skipped)
             .with("memory_bytes", p.memory)
             .with("peak_memory_bytes", p.peak_memory);
-        self.files.log(entry)
+        self.files.log(experts::log(entry, &self.routers.0, self.routers.1))
     }
 
     fn evaluate(&mut self, stop: &AtomicBool, watch: &mut dyn Observer) -> Result<()> {
