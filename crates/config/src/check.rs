@@ -325,6 +325,7 @@ impl Checker<'_> {
         self.range(train.save_total_limit != Some(0), "save_total_limit", "1 or more");
         self.range(self.config.run.max_skipped_steps >= 1, "max_skipped_steps", "1 or more");
         self.range(self.config.run.profile_steps >= 1, "profile_steps", "1 or more");
+        self.experts();
         if !self.config.run.profile {
             self.idle("profile_steps", "with `profile: false`", "set `profile: true` to use it");
         }
@@ -333,6 +334,28 @@ impl Checker<'_> {
         }
         if train.weight_decay == 0.0 && self.config.run.decay_norms_and_biases {
             self.idle("decay_norms_and_biases", "with `weight_decay: 0`", "set `weight_decay` to use it");
+        }
+    }
+
+    fn experts(&mut self) {
+        let e = &self.config.experts;
+        let lora = self.config.method.finetuning_type == FinetuningType::Lora;
+        let finite = |x: f64| x >= 0.0 && x.is_finite();
+        self.range(e.moe_aux_loss_coef.is_none_or(finite), "moe_aux_loss_coef", "0 (none) or more");
+        self.range(finite(e.moe_bias_update_speed), "moe_bias_update_speed", "0 (the biases stay) or more");
+        let capacity = e.moe_capacity_factor.is_none_or(|c| c > 0.0 && c.is_finite());
+        self.range(capacity, "moe_capacity_factor", "a number above 0");
+        if e.moe_bias_update_speed > 0.0 && lora {
+            let what = "an adapter does not hold the biases that would move".to_owned();
+            self.fail("moe_bias_update_speed", what, "leave it out with `finetuning_type: lora`");
+        }
+        if e.moe_aux_loss_coef == Some(0.0) {
+            for key in ["moe_aux_loss_scope", "moe_aux_loss_layers"] {
+                self.idle(key, "with `moe_aux_loss_coef: 0`", "set `moe_aux_loss_coef` to use it");
+            }
+        }
+        if e.moe_capacity_factor.is_none() {
+            self.idle("moe_drop_policy", "without `moe_capacity_factor`", "set that to use it");
         }
     }
 

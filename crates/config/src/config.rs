@@ -60,6 +60,8 @@ pub struct Config {
     pub data: DataConfig,
     /// The training loop.
     pub train: TrainConfig,
+    /// Mixtures of experts.
+    pub experts: ExpertsConfig,
     /// How answers are sampled.
     pub generation: GenerationConfig,
     /// A trained model as a Hugging Face folder.
@@ -83,6 +85,8 @@ macro_rules! for_each_section {
         let $section = &mut config.data;
         $body;
         let $section = &mut config.train;
+        $body;
+        let $section = &mut config.experts;
         $body;
         let $section = &mut config.generation;
         $body;
@@ -307,6 +311,7 @@ impl Config {
         self.section(&self.method, &mut rows);
         self.section(&self.data, &mut rows);
         self.section(&self.train, &mut rows);
+        self.section(&self.experts, &mut rows);
         self.section(&self.generation, &mut rows);
         self.section(&self.export, &mut rows);
         self.section(&self.run, &mut rows);
@@ -348,6 +353,7 @@ impl Config {
         keys.extend(MethodConfig::keys());
         keys.extend(DataConfig::keys());
         keys.extend(TrainConfig::keys());
+        keys.extend(ExpertsConfig::keys());
         keys.extend(GenerationConfig::keys());
         keys.extend(ExportConfig::keys());
         keys.extend(RunConfig::keys());

@@ -60,7 +60,6 @@ pub const UNSUPPORTED: &[Unsupported] = &[
     unset("rope_scaling", "write `rope_scaling` (or `rope_parameters`) into the model's config.json"),
     off("shift_attn", "use `sliding_window` in config.json"),
     unset("mixture_of_depths", "remove it"),
-    unset("moe_aux_loss_coef", "mixture-of-experts models are not there yet"),
     only("use_kv_cache", &["true", "True"], "generation always keeps a key-value cache"),
     only("infer_backend", &["huggingface", "hf"], "generation runs in this program; write `huggingface` or remove it"),
     unset("quantization_bit", "train in f32 or with `bf16: true`; quantised base weights are not there yet"),

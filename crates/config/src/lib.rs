@@ -66,9 +66,10 @@ pub use overrides::{Override, parse_overrides};
 pub use page::reference_page;
 pub use schema::KeyInfo;
 pub use sections::{
-    DataConfig, DecayType, ExportConfig, ExportDtype, FinetuningType, GenerationConfig, InferDtype, LogTarget,
-    LrSchedulerKwargs, LrSchedulerType, MAX_THREADS, MethodConfig, MixStrategy, ModelConfig, Optim, ResumeFrom,
-    RewrittenHistory, RunConfig, Stage, Strategy, TextUnit, TrainConfig, WarmupType,
+    DataConfig, DecayType, ExpertsConfig, ExportConfig, ExportDtype, FinetuningType, GenerationConfig, InferDtype,
+    LogTarget, LrSchedulerKwargs, LrSchedulerType, MAX_THREADS, MethodConfig, MixStrategy, ModelConfig, MoeDrop,
+    MoeLayers, MoeScope, Optim, ResumeFrom, RewrittenHistory, RunConfig, Stage, Strategy, TextUnit, TrainConfig,
+    WarmupType,
 };
 pub use value::{MapOrPath, RawMap, Steps, Texts};
 pub use yaml::Document;

@@ -1,6 +1,6 @@
 //! Keys and values of the tokens that were already seen.
 //!
-//! Every attention layer (named by its scope path) has one storage for keys and one for values, [rows, K, D]. A slot is a
+//! Every attention layer (named by its scope path) has one storage for keys and one for values, [rows, K, D] (values may be narrower). A slot is a
 //! place for one sequence; its rows are one run ([`crate::rows`]), which grows by doubling, so appending a token writes one
 //! row and copies nothing else. A slot whose sequence has ended is *idle*: its rows stay, for a later prompt that begins
 //! with the same tokens, until another slot needs the room.
@@ -221,7 +221,7 @@ impl phalanx_nn::KvCache for Handle {
         let mut c = self.0.lock();
         let c = &mut *c;
         let rows: usize = c.pass.parts.iter().map(|p| p.1).sum();
-        if k.dim(0) != rows || v.shape() != k.shape() {
+        if k.dim(0) != rows || v.dim(0) != rows {
             return Err(NnError::Cache(format!(
                 "the cache expects keys and values of {rows} rows, got {:?} and {:?}",
                 k.shape(),
@@ -229,16 +229,16 @@ impl phalanx_nn::KvCache for Handle {
             )));
         }
         if !c.layers.contains_key(scope) {
-            let shape = [c.rows.total(), k.dim(1), k.dim(2)];
-            let empty = || c.rt.empty(&shape, DType::F32, Category::KvCache);
-            let storage = Storage { k: empty()?, v: empty()? };
+            let total = c.rows.total();
+            let empty = |like: &Tensor| c.rt.empty(&[total, like.dim(1), like.dim(2)], DType::F32, Category::KvCache);
+            let storage = Storage { k: empty(k)?, v: empty(v)? };
             c.layers.insert(scope.to_owned(), storage);
         }
         let Some(storage) = c.layers.get_mut(scope) else {
             return Err(NnError::Cache(format!("no storage for {scope}")));
         };
-        let row = width(k);
         for (to, from) in [(&mut storage.k, k), (&mut storage.v, v)] {
+            let row = width(from);
             let (to, from) = (to.f32_mut()?, from.f32()?);
             for (&(slot, n, q), seq) in c.pass.parts.iter().zip(c.pass.seqs.iter()) {
                 let at = (seq.kv_start + c.lens[slot]) * row;

@@ -16,7 +16,15 @@ fn ids(v: &Value) -> Vec<u32> {
 #[test]
 fn greedy_continuations_are_those_of_transformers() {
     let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testkit/fixtures/golden");
-    for case in ["llama-gqa", "llama3-rope-tied", "qwen2-bias", "qwen3-qknorm", "mistral-window"] {
+    for case in [
+        "llama-gqa",
+        "llama3-rope-tied",
+        "qwen2-bias",
+        "qwen3-qknorm",
+        "mistral-window",
+        "qwen3-moe",
+        "deepseek-v3-mla",
+    ] {
         let dir = golden.join(case);
         let text = std::fs::read_to_string(dir.join("case.json")).unwrap();
         let expected: Value = serde_json::from_str(&text).unwrap();

@@ -28,6 +28,23 @@ fn families() -> Vec<(&'static str, Value)> {
         ("mistral", config("mistral", json!({"sliding_window": 9}))),
         ("qwen2", config("qwen2", json!({}))),
         ("qwen3", config("qwen3", json!({"num_key_value_heads": 4}))),
+        (
+            "qwen3_moe",
+            config(
+                "qwen3_moe",
+                json!({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                "norm_topk_prob": true}),
+            ),
+        ),
+        (
+            "deepseek_v3",
+            config(
+                "deepseek_v3",
+                json!({"num_key_value_heads": 4, "q_lora_rank": null, "kv_lora_rank": 24,
+                "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 8, "n_group": 4,
+                "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1}),
+            ),
+        ),
     ]
 }
 

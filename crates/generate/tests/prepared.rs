@@ -13,6 +13,54 @@ use serde_json::json;
 
 const VOCAB: usize = 131;
 
+/// A model with experts, `k` of 6 a token; most of its matrices are theirs.
+fn mixture(rt: &Runtime, k: usize) -> Model {
+    let config = json!({"model_type": "qwen3_moe", "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 160,
+        "initializer_range": 0.15, "num_experts": 6, "num_experts_per_tok": k, "moe_intermediate_size": 40,
+        "norm_topk_prob": true});
+    let model = Model::new(&ModelConfig::from_json("test", config).unwrap()).unwrap();
+    initialise(rt, &model, 11).unwrap();
+    model
+}
+
+#[test]
+fn experts_laid_out_give_the_bits_of_plain_ones_or_are_rounded_but_for_the_router() {
+    let rt = Runtime::new(2);
+    let exact = mixture(&rt, 2);
+    let want = bits(&run(&exact, &rt, 3, 50));
+    lay_out(&rt, &exact, WeightForm::Exact).unwrap();
+    assert_eq!(bits(&run(&exact, &rt, 3, 50)), want);
+    for form in [Form::Q8, Form::Q4] {
+        let (one, two) = (Runtime::new(1), Runtime::new(2));
+        let (alone, model) = (mixture(&one, 2), mixture(&two, 2));
+        lay_out(&one, &alone, WeightForm::Rounded(form)).unwrap();
+        lay_out(&two, &model, WeightForm::Rounded(form)).unwrap();
+        for p in model.parameters() {
+            let plain = p.shape().len() != 2 || p.name().ends_with("mlp.gate.weight");
+            assert_eq!(p.prepared().is_none(), plain, "{}", p.name());
+        }
+        assert_eq!(bits(&run(&alone, &one, 1, 512)), bits(&run(&model, &two, 5, 7)), "{form}");
+        // With all experts for every token no choice can flip: what is left is rounding, as in a dense model.
+        let all = mixture(&rt, 6);
+        lay_out(&rt, &all, WeightForm::Rounded(form)).unwrap();
+        let error =
+            phalanx_testkit::rel_norm(&all_logits(&all, &rt), &all_logits(&widened(&all, mixture(&rt, 6), &rt), &rt));
+        assert!(error > 0.0 && error < 0.04, "{form}: {error}");
+    }
+}
+
+/// `plain` with the values that the matrices of `rounded` stand for.
+fn widened(rounded: &Model, plain: Model, rt: &Runtime) -> Model {
+    for (from, to) in rounded.parameters().iter().zip(plain.parameters()) {
+        let Some(m) = from.prepared() else { continue };
+        let mut values = vec![0f32; to.len()];
+        m.gather(&(0..m.shape()[0] as u32).collect::<Vec<_>>(), &mut values).unwrap();
+        to.set(rt.from_f32(to.shape(), &values, Category::Weights).unwrap()).unwrap();
+    }
+    plain
+}
+
 fn model(rt: &Runtime, tied: bool) -> Model {
     let config = json!({"model_type": "qwen2", "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 160,
@@ -91,14 +139,9 @@ fn logits_of_rounded_weights_stay_within_four_per_cent_of_the_values_they_stand_
     // Rounding x to 8 bits costs about half a per cent a product; here are 14 and the head, with random weights.
     let rt = Runtime::new(2);
     for form in [Form::Q8, Form::Q4] {
-        let (rounded, widened) = (model(&rt, false), model(&rt, false));
+        let rounded = model(&rt, false);
         lay_out(&rt, &rounded, WeightForm::Rounded(form)).unwrap();
-        for (from, to) in rounded.parameters().iter().zip(widened.parameters()) {
-            let Some(m) = from.prepared() else { continue };
-            let mut values = vec![0f32; to.len()];
-            m.gather(&(0..m.shape()[0] as u32).collect::<Vec<_>>(), &mut values).unwrap();
-            to.set(rt.from_f32(to.shape(), &values, Category::Weights).unwrap()).unwrap();
-        }
+        let widened = widened(&rounded, model(&rt, false), &rt);
         let error = phalanx_testkit::rel_norm(&all_logits(&rounded, &rt), &all_logits(&widened, &rt));
         println!("{form}: {error}");
         assert!(error > 0.0 && error < 0.04, "{form}: {error}");

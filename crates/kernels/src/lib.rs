@@ -43,6 +43,7 @@ mod team;
 
 pub mod adamw;
 pub mod attention;
+pub mod columns;
 pub mod cross_entropy;
 pub mod elementwise;
 pub mod embedding;
@@ -50,6 +51,7 @@ pub mod gemm;
 pub mod glu;
 pub mod layer_norm;
 pub mod lowp;
+pub mod moe;
 pub mod peak;
 pub mod plain;
 pub mod profile;

@@ -19,15 +19,16 @@ fn pack(lens: &[(usize, usize)]) -> (Vec<Seq>, usize, usize) {
 }
 
 fn case(seqs: &[Seq], heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Attention<'_> {
-    Attention { seqs, heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
+    Attention { seqs, heads, kv_heads, head_dim, value_dim: head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window }
 }
 
 /// Inputs q, k, v, dout for `tq` query rows and `tk` keys, large enough for a sharp softmax.
 fn inputs(a: &Attention<'_>, tq: usize, tk: usize, seed: u64) -> [Vec<f32>; 4] {
     let n = a.heads * a.head_dim;
     let kn = a.kv_heads * a.head_dim;
+    let (vn, on) = (a.kv_heads * a.value_dim, a.heads * a.value_dim);
     let sharp = |seed, n| values(seed, n).into_iter().map(|v| v * 3.0).collect();
-    [sharp(seed, tq * n), sharp(seed + 1, tk * kn), values(seed + 2, tk * kn), values(seed + 3, tq * n)]
+    [sharp(seed, tq * n), sharp(seed + 1, tk * kn), values(seed + 2, tk * vn), values(seed + 3, tq * on)]
 }
 
 /// Runs forward and backward; returns out, lse, dq, dk, dv. Outputs start as NaN, so what is not written shows.
@@ -35,8 +36,8 @@ fn run(dev: &Device, a: &Attention<'_>, x: &[Vec<f32>; 4]) -> [Vec<f32>; 5] {
     let [q, k, v, dout] = x;
     let lse_len = q.len() / a.head_dim;
     let nan = |n| vec![f32::NAN; n];
-    let (mut out, mut lse) = (nan(q.len()), nan(lse_len));
-    let (mut dq, mut dk, mut dv) = (nan(q.len()), nan(k.len()), nan(k.len()));
+    let (mut out, mut lse) = (nan(dout.len()), nan(lse_len));
+    let (mut dq, mut dk, mut dv) = (nan(q.len()), nan(k.len()), nan(v.len()));
     forward(dev, a, q, k, v, &mut out, &mut lse).unwrap();
     backward(dev, a, q, k, v, &out, &lse, dout, &mut dq, &mut dk, &mut dv).unwrap();
     [out, lse, dq, dk, dv]
@@ -44,8 +45,8 @@ fn run(dev: &Device, a: &Attention<'_>, x: &[Vec<f32>; 4]) -> [Vec<f32>; 5] {
 
 fn reference(a: &Attention<'_>, x: &[Vec<f32>; 4]) -> [Vec<f32>; 5] {
     let [q, k, v, dout] = x;
-    let (mut out, mut lse) = (vec![0.0; q.len()], vec![0.0; q.len() / a.head_dim]);
-    let (mut dq, mut dk, mut dv) = (out.clone(), vec![0.0; k.len()], vec![0.0; k.len()]);
+    let (mut out, mut lse) = (vec![0.0; dout.len()], vec![0.0; q.len() / a.head_dim]);
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]);
     plain::forward(a, q, k, v, &mut out, &mut lse);
     plain::backward(a, q, k, v, &out, &lse, dout, &mut dq, &mut dk, &mut dv);
     [out, lse, dq, dk, dv]
@@ -91,6 +92,37 @@ fn equals_the_reference_on_every_device() {
             );
             got.map(|g| bits(&g))
         });
+    }
+}
+
+/// Latent attention has wider keys than values; nothing forbids the opposite.
+#[test]
+fn values_may_be_wider_or_narrower_than_keys() {
+    for (lens, heads, kv_heads, dim, value_dim, window) in [
+        (&[(24, 24), (1, 1), (130, 130)][..], 4, 4, 24, 16, None),
+        (&[(70, 70), (9, 9)], 2, 2, 192, 128, None),
+        (&[(33, 33), (97, 97)], 6, 2, 16, 40, Some(20)),
+        (&[(3, 200), (1, 77), (64, 65)], 3, 1, 48, 32, None),
+        (&[(2, 90), (1, 1)], 2, 2, 7, 64, Some(30)),
+    ] {
+        let (seqs, tq, tk) = pack(lens);
+        let a = Attention { value_dim, ..case(&seqs, heads, kv_heads, dim, window) };
+        let x = inputs(&a, tq, tk, 7);
+        let want = reference(&a, &x);
+        on_all_devices(|dev| {
+            let got = run(dev, &a, &x);
+            check(&got, &want, &format!("{lens:?} {heads}/{kv_heads} heads of {dim} and {value_dim}, {}", dev.isa()));
+            got.map(|g| bits(&g))
+        });
+        // A padded value is a value: zeros beside the others change no bit of what is there.
+        let padded = Attention { value_dim: value_dim + 8, ..a };
+        let pad = |x: &[f32]| x.chunks_exact(value_dim).flat_map(|r| r.iter().copied().chain([0.0; 8])).collect();
+        let dev = Device::new(2);
+        let [q, k, v, dout] = &x;
+        let wide = run(&dev, &padded, &[q.clone(), k.clone(), pad(v), pad(dout)]);
+        let narrow = run(&dev, &a, &x);
+        let cut: Vec<f32> = wide[0].chunks_exact(value_dim + 8).flat_map(|r| r[..value_dim].to_vec()).collect();
+        assert_eq!(bits(&cut), bits(&narrow[0]));
     }
 }
 

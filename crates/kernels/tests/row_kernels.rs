@@ -10,7 +10,7 @@ use phalanx_kernels::cross_entropy::{
 };
 use phalanx_kernels::glu::{self, Act};
 use phalanx_kernels::{
-    Device, KernelError, Mat, bf16, elementwise, embedding, layer_norm, plain, reduce, rms_norm, rope,
+    Device, KernelError, Mat, bf16, columns, elementwise, embedding, layer_norm, plain, reduce, rms_norm, rope,
 };
 use phalanx_testkit::{assert_close, rel_norm, values};
 use proptest::prelude::*;
@@ -134,6 +134,68 @@ fn rope_turns_and_turns_back() {
         rope::apply(&dev, &mut [0.0; 4], 1, 4, &[0.0; 3], &[0.0; 3], false),
         Err(KernelError::Shape { .. })
     ));
+}
+
+#[test]
+fn rope_of_neighbours_is_rope_of_halves_in_another_order() {
+    let dev = Device::new(2);
+    for (t, heads, d, at, half) in [(1, 1, 4, 0, 2), (3, 2, 10, 4, 3), (40, 9, 24, 16, 4), (2, 3, 80, 0, 16)] {
+        let x = values(1, t * heads * d);
+        let angles: Vec<f32> = values(2, t * half).iter().map(|a| a * 9.0).collect();
+        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+        // Value j of the turned part lies at `order(j)` in the other form.
+        let order = |j: usize| if j.is_multiple_of(2) { j / 2 } else { half + j / 2 };
+        let swap = |x: &[f32], to_halves: bool| {
+            let mut y = x.to_vec();
+            for (x, y) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)) {
+                for j in 0..2 * half {
+                    let (from, to) = if to_halves { (j, order(j)) } else { (order(j), j) };
+                    y[at + to] = x[at + from];
+                }
+            }
+            y
+        };
+        for inverse in [false, true] {
+            let (mut halves, mut pairs) = (swap(&x, true), x.clone());
+            let form = |interleaved| rope::Form { at, interleaved };
+            rope::apply_form(&dev, &mut halves, heads, d, form(false), &cos, &sin, inverse).unwrap();
+            rope::apply_form(&dev, &mut pairs, heads, d, form(true), &cos, &sin, inverse).unwrap();
+            assert_close(&pairs, &swap(&halves, false), 1e-6, 1e-6, "rope");
+        }
+    }
+    let form = rope::Form { at: 3, interleaved: true };
+    let e = rope::apply_form(&dev, &mut [0.0; 4], 1, 4, form, &[0.0], &[0.0], false);
+    assert!(matches!(e, Err(KernelError::Shape { .. })));
+}
+
+#[test]
+fn columns_go_out_and_come_back() {
+    for (rows, width, at, n, repeat) in [(0, 3, 0, 2, 1), (6, 5, 2, 3, 3), (700, 40, 16, 24, 4), (70_000, 2, 1, 1, 7)] {
+        let (x, y) = (values(1, rows * width), values(2, rows / repeat * n));
+        on_all_devices(|dev| {
+            let mut out = vec![f32::NAN; rows * n];
+            columns::take(dev, &x, width, at, &mut out, n).unwrap();
+            let mut all = x.clone();
+            let mut sums = vec![f32::NAN; rows / repeat * n];
+            columns::put(dev, &y, n, repeat, &mut all, width, at).unwrap();
+            columns::sum(dev, &x, width, at, repeat, &mut sums, n).unwrap();
+            for r in 0..rows {
+                for c in 0..width {
+                    let inside = (at..at + n).contains(&c);
+                    let want = if inside { y[r / repeat * n + c - at] } else { x[r * width + c] };
+                    assert_eq!(all[r * width + c], want);
+                    assert!(!inside || out[r * n + c - at] == x[r * width + c]);
+                }
+            }
+            for (r, s) in sums.iter().enumerate() {
+                let want = (0..repeat).fold(0f32, |s, i| s + x[(r / n * repeat + i) * width + at + r % n]);
+                assert_eq!(*s, want);
+            }
+        });
+    }
+    let dev = Device::new(1);
+    assert!(columns::take(&dev, &[0.0; 6], 3, 2, &mut [0.0; 4], 2).is_err());
+    assert!(columns::put(&dev, &[0.0; 4], 2, 3, &mut [0.0; 6], 3, 0).is_err());
 }
 
 #[test]

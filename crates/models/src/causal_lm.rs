@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_autograd::functions::{self, HeadSpec, LossOutput};
+use phalanx_kernels::cross_entropy::LossSum;
 use phalanx_kernels::gemm::{Arithmetic, Gemm, gemm};
 use phalanx_nn::{Cx, Describe, Parameter, Visitor};
 use phalanx_tensor::{Category, DType, Runtime, Tensor, multiply_prepared};
@@ -100,15 +101,38 @@ impl Describe for Model {
     }
 }
 
-/// Summed cross-entropy of `targets` [T] (aligned with `ids`: the token that follows each; −100 not counted).
+/// The loss of a batch.
+pub struct Loss {
+    /// Recorded sum of the cross-entropy, [1]: what backward starts from.
+    pub loss: Tensor,
+    /// The sum of the whole loss, and the number of counted targets.
+    pub sum: LossSum,
+    /// The part of the sum that is the balancing loss of experts.
+    pub balance: f64,
+    /// Log-probability of each target [T], 0 where not counted.
+    pub logp: Vec<f32>,
+}
+
+/// Summed cross-entropy of `targets` [T] (aligned with `ids`: the token that follows each; −100 not counted), and in training the balancing
+/// loss of experts that the context has. The gradient of the latter enters where routers run backward, so use each loss once, with a
+/// factor of 1.
 ///
 /// # Errors
 /// If a target is outside the vocabulary, or the forward fails.
-pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) -> Result<LossOutput> {
-    cx.whole(|cx| {
+pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) -> Result<Loss> {
+    let balance = match cx.trains() {
+        true => cx.env().routing.balance_pass(cx.env().batch(), targets),
+        false => None,
+    };
+    cx.set_balance(balance.clone());
+    let out = cx.whole(|cx| {
         let hidden = model.hidden(cx, ids)?;
         head_loss(model, cx, hidden, targets)
-    })
+    })?;
+    let balance = balance.map_or(0.0, |b| b.value());
+    cx.env().routers.add_balance(balance);
+    let sum = LossSum { sum: out.sum.sum + balance, ..out.sum };
+    Ok(Loss { loss: out.loss, sum, balance, logp: out.logp })
 }
 
 /// Summed cross-entropy of `targets` [T] from the rows [T, H] that the last norm made.

@@ -4,9 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_kernels::glu::Act;
-use phalanx_nn::layers::{RopeConfig, RopeScaling};
+use phalanx_nn::layers::{AttentionConfig, MlpConfig, RopeConfig, RopeScaling};
 use serde_json::{Map, Value, json};
 
+use crate::deepseek_v3::LatentConfig;
+use crate::experts::ExpertsConfig;
 use crate::{ModelError, Result, family, known_families};
 
 /// Element type that a weights file was or will be stored in.
@@ -80,6 +82,10 @@ pub struct ModelConfig {
     pub act: Act,
     /// Sliding window of each block.
     pub windows: Vec<Option<usize>>,
+    /// Experts, in families that have them.
+    pub experts: Option<ExpertsConfig>,
+    /// Latent attention, in families that have it; `head_dim` is then that of queries and keys.
+    pub latent: Option<LatentConfig>,
     /// Standard deviation of initial weights.
     pub initializer_range: f32,
     /// Type the weights are stored in.
@@ -172,6 +178,9 @@ impl ModelConfig {
         if !self.rope.dim.is_multiple_of(2) || self.rope.dim == 0 {
             return r.refuse("head_dim", &format!("rotary dimensions must be even, got {}", self.rope.dim));
         }
+        if let Some(experts) = &self.experts {
+            experts.check(r, hidden)?;
+        }
         if self.windows.contains(&Some(0)) {
             return r.refuse("sliding_window", "must be at least 1, or null for none");
         }
@@ -185,11 +194,45 @@ impl ModelConfig {
             .unwrap_or(0)
     }
 
-    /// Floating-point operations a token costs in training: 6 a parameter, and causal attention forward and backward at
+    /// Patterns of tensors that a file may hold for blocks that are not built: those for predicting further tokens.
+    pub(crate) fn blocks_passed_over(&self) -> Vec<String> {
+        let further = self.raw.get("num_nextn_predict_layers").and_then(Value::as_u64).unwrap_or(0).min(64) as usize;
+        let further = if self.latent.is_some() { further } else { 0 };
+        (0..further).map(|i| format!("model.layers.{}.*", self.num_hidden_layers + i)).collect()
+    }
+
+    /// Number of parameters that a token meets: of experts, those that are chosen for it.
+    pub fn num_active_params(&self) -> usize {
+        self.num_params() - self.experts.as_ref().map_or(0, |e| e.idle_params(self.hidden_size))
+    }
+
+    /// Floating-point operations a token costs in training: 6 a parameter that it meets, and causal attention forward and backward at
     /// sequence length `seq` (half of the full convention).
     pub fn train_flops_per_token(&self, seq: usize) -> f64 {
-        let attention = 6.0 * (self.num_hidden_layers * self.num_attention_heads * self.head_dim) as f64 * seq as f64;
-        6.0 * self.num_params() as f64 + attention
+        let value_dim = self.latent.as_ref().map_or(self.head_dim, |l| l.value_dim);
+        let width = self.num_attention_heads * (self.head_dim + value_dim);
+        let attention = 3.0 * (self.num_hidden_layers * width) as f64 * seq as f64;
+        6.0 * self.num_active_params() as f64 + attention
+    }
+
+    /// The attention of a block with this window.
+    pub(crate) fn attention(&self, window: Option<usize>) -> AttentionConfig {
+        AttentionConfig {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            kv_heads: self.num_key_value_heads,
+            head_dim: self.head_dim,
+            qkv_bias: self.qkv_bias,
+            o_bias: self.o_bias,
+            qk_norm: self.qk_norm.then_some(self.rms_norm_eps),
+            window,
+            rope: Arc::clone(&self.rope),
+        }
+    }
+
+    /// The feed-forward of a block without experts.
+    pub(crate) fn mlp(&self) -> MlpConfig {
+        MlpConfig { hidden: self.hidden_size, intermediate: self.intermediate_size, bias: self.mlp_bias, act: self.act }
     }
 
     /// `config.json` for weights stored as `dtype`.
@@ -217,7 +260,7 @@ impl Reader<'_> {
         Err(ModelError::Config { place: self.place.into(), key: key.into(), why: why.into() })
     }
 
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.raw.get(key).filter(|v| !v.is_null())
     }
 
@@ -363,8 +406,7 @@ impl Reader<'_> {
 
     /// What all families here share; each family's `read` then sets its own switches.
     pub(crate) fn decoder(&self) -> Result<ModelConfig> {
-        let hidden_size = self.size("hidden_size")?;
-        let heads = self.size("num_attention_heads")?;
+        let (hidden_size, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
         let head_dim = match self.opt_size("head_dim")? {
             Some(d) => d,
             None if heads > 0 && hidden_size.is_multiple_of(heads) => hidden_size / heads,
@@ -372,6 +414,12 @@ impl Reader<'_> {
                 return self.refuse("head_dim", "is missing, and hidden_size is no multiple of num_attention_heads");
             }
         };
+        self.decoder_of(head_dim, head_dim)
+    }
+
+    /// As [`Reader::decoder`], for a family with its own way to write heads of D values, of which up to `rotary` have positions.
+    pub(crate) fn decoder_of(&self, head_dim: usize, rotary: usize) -> Result<ModelConfig> {
+        let (hidden_size, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
         if self.get("quantization_config").is_some_and(|q| !q.is_null()) {
             return self.refuse("quantization_config", "is not supported; give the weights as they were before");
         }
@@ -398,7 +446,7 @@ impl Reader<'_> {
             head_dim,
             max_position_embeddings,
             rms_norm_eps: rms_norm_eps as f32,
-            rope: Arc::new(self.rope(head_dim, max_position_embeddings)?),
+            rope: Arc::new(self.rope(rotary, max_position_embeddings)?),
             tie_word_embeddings: self.bool("tie_word_embeddings", false)?,
             qkv_bias: false,
             o_bias: false,
@@ -406,6 +454,8 @@ impl Reader<'_> {
             qk_norm: false,
             act: self.act()?,
             windows: vec![None; layers],
+            experts: None,
+            latent: None,
             initializer_range: self.float("initializer_range", 0.02)? as f32,
             dtype: self.dtype()?,
             eos_token_ids: self.eos(),

@@ -21,19 +21,26 @@
 
 mod causal_lm;
 mod config;
+mod decoder;
 mod error;
+mod experts;
 mod known;
+mod stored;
 mod to_generate;
 mod weights;
 
+pub mod deepseek_v3;
 pub mod llama;
 pub mod mistral;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_moe;
 
-pub use causal_lm::{CausalLm, Model, head_loss, logits, loss};
+pub use causal_lm::{CausalLm, Loss, Model, head_loss, logits, loss};
 pub use config::{ModelConfig, StoredDType};
+pub use decoder::DecoderLm;
 pub use error::{ModelError, Result};
+pub use experts::ExpertsConfig;
 pub use known::{Family, family, known_families};
 pub use to_generate::{WeightForm, lay_out, load_gguf};
 pub use weights::{check_weights, initialise, load_weights, save_weights};

@@ -1,11 +1,12 @@
 //! Models that will only generate: matrices laid out for that, and parameters straight from a GGUF file, its quantised blocks as they are.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_formats::gguf::model::Source;
 use phalanx_formats::gguf::{GgmlType, GgufModel};
 use phalanx_kernels::gemm::prepared::{Form, Layout, q4_0_to_q4};
-use phalanx_nn::Parameter;
+use phalanx_nn::{Parameter, Walk, walk};
 use phalanx_tensor::{Category, DType, PreparedMatrix, PreparedSpace, Runtime};
 
 use crate::{Model, ModelError, Result};
@@ -29,8 +30,10 @@ pub enum WeightForm {
 /// If a parameter has no value, or memory runs out.
 pub fn lay_out(rt: &Runtime, model: &Model, form: WeightForm) -> Result<()> {
     let mut space = PreparedSpace::new();
+    let kinds = kinds(model);
     for p in model.parameters() {
-        if p.shape().len() != 2 || p.prepared().is_some() {
+        let kind = kinds.get(p.name()).copied().unwrap_or_default();
+        if p.shape().len() != 2 || p.prepared().is_some() || stays(kind, form) {
             continue;
         }
         let value = p.value()?;
@@ -46,6 +49,24 @@ pub fn lay_out(rt: &Runtime, model: &Model, form: WeightForm) -> Result<()> {
     // What the matrices lay in before is not needed again.
     rt.pool().trim();
     Ok(())
+}
+
+/// The kind of the module that each parameter belongs to (of a tied one, the first).
+fn kinds(model: &Model) -> HashMap<String, &'static str> {
+    let (mut of_module, mut kinds) = (HashMap::new(), HashMap::new());
+    walk(model, &mut |event| match event {
+        Walk::Module(path, kind) => drop(of_module.insert(path.to_owned(), kind)),
+        Walk::Parameter(path, p) => {
+            kinds.entry(p.name().to_owned()).or_insert_with(|| of_module.get(path).copied().unwrap_or_default());
+        }
+    });
+    kinds
+}
+
+/// Whether matrices of this kind stay plain tensors: a router's, whose choices must not change, and those of experts that nothing is to be
+/// rounded in, because their products are made together.
+fn stays(kind: &str, form: WeightForm) -> bool {
+    kind == "router" || kind == "expert_linear" && !matches!(form, WeightForm::Rounded(_))
 }
 
 /// Fills every parameter from a GGUF file: as plain tensors of the types that `dtype_of` names, or, with a `form`, matrices laid out for

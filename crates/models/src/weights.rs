@@ -6,7 +6,7 @@ use phalanx_formats::{Dtype, SafetensorsWriter, TensorSpec, WeightFolder};
 use phalanx_nn::{Parameter, init};
 use phalanx_tensor::{Category, DType, Runtime};
 
-use crate::{Model, ModelError, Result, StoredDType};
+use crate::{Model, ModelError, Result, StoredDType, stored};
 
 /// Tensors that files may hold and nobody needs: buffers of old checkpoints.
 const IGNORABLE: &[&str] = &["*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias"];
@@ -38,8 +38,9 @@ pub fn load_weights(
 pub fn check_weights(model: &Model, dir: impl AsRef<Path>) -> Result<WeightFolder> {
     let folder = WeightFolder::open(dir)?;
     let params = model.parameters();
-    let expected: Vec<_> = params.iter().map(|p| (p.name().to_owned(), p.shape().to_vec())).collect();
-    let mut ignorable = IGNORABLE.to_vec();
+    let expected = stored::expected(&folder, &params);
+    let further = model.config().blocks_passed_over();
+    let mut ignorable: Vec<&str> = IGNORABLE.iter().copied().chain(further.iter().map(String::as_str)).collect();
     if model.config().tie_word_embeddings {
         // Some writers store the tied head a second time.
         ignorable.push("lm_head.weight");
@@ -49,7 +50,8 @@ pub fn check_weights(model: &Model, dir: impl AsRef<Path>) -> Result<WeightFolde
 }
 
 fn read_parameter(rt: &Runtime, folder: &WeightFolder, p: &Parameter, dtype: DType) -> Result<()> {
-    let view = folder.get(p.name())?;
+    let view = stored::find(folder, p)?;
+    let dtype = if p.is_buffer() { DType::F32 } else { dtype };
     if let Some(index) = view.first_non_finite()? {
         let file = folder.place().display().to_string();
         return Err(ModelError::NotFinite { file, tensor: p.name().into(), index });
@@ -69,7 +71,7 @@ fn read_parameter(rt: &Runtime, folder: &WeightFolder, p: &Parameter, dtype: DTy
     Ok(())
 }
 
-/// Draws initial values: normal with the config's standard deviation for matrices, 1 for norms, 0 for biases; each from the seed and
+/// Draws initial values: normal with the config's standard deviation for matrices, 1 for norms, 0 for biases and buffers; each from the seed and
 /// its own name alone.
 ///
 /// # Errors
@@ -79,7 +81,7 @@ pub fn initialise(rt: &Runtime, model: &Model, seed: u64) -> Result<()> {
         if p.shape().len() >= 2 {
             init::normal(rt, &p, seed, model.config().initializer_range)?;
         } else {
-            init::constant(rt, &p, if p.name().ends_with(".bias") { 0.0 } else { 1.0 })?;
+            init::constant(rt, &p, if p.is_buffer() || p.name().ends_with(".bias") { 0.0 } else { 1.0 })?;
         }
     }
     Ok(())
@@ -104,7 +106,8 @@ pub fn save_weights(
         StoredDType::F16 => Dtype::F16,
     };
     let params = model.parameters();
-    let specs = params.iter().map(|p| TensorSpec::new(p.name(), stored, p.shape())).collect();
+    let of = |p: &Parameter| if p.is_buffer() { Dtype::F32 } else { stored };
+    let specs = params.iter().map(|p| TensorSpec::new(p.name(), of(p), p.shape())).collect();
     let writer = SafetensorsWriter::new(specs)?.max_shard_bytes(max_shard_bytes);
     let by_name: std::collections::HashMap<&str, &Parameter> = params.iter().map(|p| (p.name(), p)).collect();
     let mut failed = None;

@@ -43,7 +43,7 @@ impl Batch {
 
 /// Keys and values of earlier tokens, kept by generation.
 pub trait KvCache: Send {
-    /// Stores the new rows `k`, `v` [T, K, D] of the attention at `scope` and returns all keys and values with where each
+    /// Stores the new rows `k` [T, K, D], `v` [T, K, Dv] of the attention at `scope` and returns all keys and values with where each
     /// sequence's lie in them.
     ///
     /// # Errors

@@ -10,7 +10,8 @@ use phalanx_tensor::{Runtime, Tensor};
 use crate::layers::RopeTables;
 use crate::recompute;
 use crate::{
-    AdapterSet, Arithmetic, Batch, DelayedScales, KvCache, LowRank, Module, NnError, ResolvedPlan, Result, ScopeHooks,
+    AdapterSet, Arithmetic, BalancePass, Batch, DelayedScales, KvCache, LowRank, Module, NnError, ResolvedPlan, Result,
+    RouterLog, Routing, ScopeHooks,
 };
 
 /// What stays the same during one forward and backward pass.
@@ -26,6 +27,10 @@ pub struct Env {
     pub adapters: Arc<AdapterSet>,
     /// Delayed scales of linear layers, for a plan with `fp8_delayed`.
     pub scales: Arc<DelayedScales>,
+    /// What the routers of experts go by.
+    pub routing: Routing,
+    /// What they did since the last step.
+    pub routers: Arc<RouterLog>,
     /// Whether dropout is on.
     pub training: bool,
     /// Seed of all randomness of the pass.
@@ -53,6 +58,8 @@ impl Env {
             plan: Arc::default(),
             adapters: Arc::default(),
             scales: Arc::default(),
+            routing: Routing::default(),
+            routers: Arc::default(),
             training: false,
             seed: 0,
             moment: 0,
@@ -83,12 +90,24 @@ pub struct Cx {
     kv_cache: Option<Box<dyn KvCache>>,
     /// Whether the pass is part of a training step, also where it goes without a tape.
     trains: bool,
+    /// The balancing loss of the pass, if there is one.
+    balance: Option<Arc<BalancePass>>,
+    /// Whether this is the second run of a recompute region, whose routers have been heard.
+    again: bool,
 }
 
 impl Cx {
     /// A pass that records nothing.
     pub fn eval(env: &Env) -> Cx {
-        Cx { env: Arc::new(env.clone()), path: String::new(), tape: None, kv_cache: None, trains: false }
+        Cx {
+            env: Arc::new(env.clone()),
+            path: String::new(),
+            tape: None,
+            kv_cache: None,
+            trains: false,
+            balance: None,
+            again: false,
+        }
     }
 
     /// A pass that is recorded for backward.
@@ -102,8 +121,8 @@ impl Cx {
     }
 
     /// The second run of a recompute region, somewhere inside a training step.
-    pub(crate) fn at(env: Arc<Env>, path: String, tape: Option<Tape>) -> Cx {
-        Cx { env, path, tape, kv_cache: None, trains: true }
+    pub(crate) fn at(env: Arc<Env>, path: String, tape: Option<Tape>, balance: Option<Arc<BalancePass>>) -> Cx {
+        Cx { env, path, tape, kv_cache: None, trains: true, balance, again: true }
     }
 
     /// The cache, after the pass.
@@ -134,6 +153,34 @@ impl Cx {
     /// The tape, while the pass is recorded.
     pub fn tape(&mut self) -> Option<&mut Tape> {
         self.tape.as_mut()
+    }
+
+    /// Whether the pass is part of a training step.
+    pub fn trains(&self) -> bool {
+        self.trains
+    }
+
+    /// The balancing loss that routers tell their choices, if there is one.
+    pub fn balance(&self) -> Option<Arc<BalancePass>> {
+        self.balance.clone()
+    }
+
+    /// Gives the pass a balancing loss.
+    pub fn set_balance(&mut self, balance: Option<Arc<BalancePass>>) {
+        self.balance = balance;
+    }
+
+    /// Notes what the router in scope chose [T·k], with the probabilities [T, E] if a balancing loss asked for them.
+    pub(crate) fn hear_router(&self, experts: usize, chosen: &[u32], probabilities: Option<&[f32]>, dropped: usize) {
+        if self.again {
+            return;
+        }
+        if let (Some(pass), Some(p)) = (&self.balance, probabilities) {
+            pass.hear(&self.path, experts, chosen, p);
+        }
+        if self.trains {
+            self.env.routers.add(&self.path, experts, chosen, dropped);
+        }
     }
 
     /// Splits into what functions take.

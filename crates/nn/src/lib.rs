@@ -36,6 +36,7 @@ mod module;
 mod parameter;
 mod placement;
 mod recompute;
+mod routing;
 mod settings;
 
 pub use adapter::{AdapterSet, LowRank};
@@ -47,4 +48,8 @@ pub use hooks::ScopeHooks;
 pub use module::{Describe, Module, Visitor, Walk, parameters, walk};
 pub use parameter::Parameter;
 pub use placement::{Placement, chunk};
+pub use routing::{
+    BalanceLayers, BalanceLoss, BalancePass, BalanceScope, BalanceWindow, ExpertCapacity, LayerLoad, RouterLog,
+    RouterStep, Routing, update_bias,
+};
 pub use settings::{Arithmetic, ModuleSettings, Recipe, ResolvedPlan};

@@ -9,7 +9,8 @@ pub trait Describe: Send + Sync + 'static {
     /// Shows the visitor its own parameters and its children, in the order of the forward.
     fn visit(&self, v: &mut Visitor<'_>);
 
-    /// What kind of module it is, for plans and `plan show`: `linear`, `norm`, `embedding`, `attention`, `mlp`, `block`, `model`.
+    /// What kind of module it is, for plans and `plan show`: `linear`, `norm`, `embedding`, `attention`, `mlp`, `block`, `model`; of a mixture of
+    /// experts also `router`, `experts`, `expert`, `expert_linear`.
     fn kind(&self) -> &'static str;
 }
 
@@ -62,10 +63,10 @@ pub fn walk(root: &dyn Describe, on: &mut dyn FnMut(Walk<'_>)) {
 
 /// Every parameter below `root`, each once (a tied one at its first place), in the order of the forward.
 pub fn parameters(root: &dyn Describe) -> Vec<Parameter> {
-    let mut out: Vec<Parameter> = Vec::new();
+    let (mut out, mut met) = (Vec::new(), std::collections::HashSet::new());
     walk(root, &mut |event| {
         if let Walk::Parameter(_, p) = event
-            && !out.iter().any(|q| q.is(p))
+            && met.insert(p.id())
         {
             out.push(p.clone());
         }

@@ -27,6 +27,8 @@ struct Inner {
     grad: GradSlot,
     kept_grad: GradSlot,
     trainable: AtomicBool,
+    /// Whether it is a buffer.
+    buffer: bool,
 }
 
 /// What a parameter holds.
@@ -47,15 +49,25 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 impl Parameter {
     /// A parameter of a name (as in the weights file) and shape, without a value yet, trainable, whole.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Parameter {
+        Parameter::build(name.into(), shape, false)
+    }
+
+    /// A buffer: it lies in the file like a parameter, in f32 whatever a plan says, but no gradient trains it and it begins as zeros.
+    pub fn buffer(name: impl Into<String>, shape: &[usize]) -> Parameter {
+        Parameter::build(name.into(), shape, true)
+    }
+
+    fn build(name: String, shape: &[usize], buffer: bool) -> Parameter {
         Parameter(Arc::new(Inner {
-            name: name.into(),
+            name,
             shape: shape.to_vec(),
             placement: RwLock::new(Placement::whole(shape)),
             kept: RwLock::new(None),
             gathered: RwLock::new(None),
             grad: GradSlot::new(),
             kept_grad: GradSlot::new(),
-            trainable: AtomicBool::new(true),
+            trainable: AtomicBool::new(!buffer),
+            buffer,
         }))
     }
 
@@ -84,9 +96,19 @@ impl Parameter {
         self.0.trainable.load(Ordering::Relaxed)
     }
 
-    /// Trains or freezes it.
+    /// Whether it is a buffer.
+    pub fn is_buffer(&self) -> bool {
+        self.0.buffer
+    }
+
+    /// Trains or freezes it. A buffer stays as it is.
     pub fn set_trainable(&self, yes: bool) {
-        self.0.trainable.store(yes, Ordering::Relaxed);
+        self.0.trainable.store(yes && !self.0.buffer, Ordering::Relaxed);
+    }
+
+    /// What tells it from every other parameter that is alive.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
     }
 
     /// Whether two handles are one parameter.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use phalanx_autograd::{AutogradError, Function, Saved, Tape};
 use phalanx_tensor::{Runtime, Tensor};
 
-use crate::{Cx, Env, Module, Result};
+use crate::{BalancePass, Cx, Env, Module, Result};
 
 pub(crate) fn forward<M: Module>(cx: &mut Cx, module: &Arc<M>, x: Tensor) -> Result<Tensor> {
     let tape = cx.tape.take();
@@ -19,9 +19,9 @@ pub(crate) fn forward<M: Module>(cx: &mut Cx, module: &Arc<M>, x: Tensor) -> Res
     let mut trains = crate::parameters(module.as_ref()).iter().any(crate::Parameter::trainable);
     let inside = format!("{}.", cx.path());
     trains |= cx.env().adapters.by_path.keys().any(|p| p.starts_with(&inside) || p == cx.path());
-    let (env, path) = (Arc::clone(cx.env()), cx.path().to_owned());
+    let (env, path, balance) = (Arc::clone(cx.env()), cx.path().to_owned(), cx.balance());
     let Some(tape) = &mut cx.tape else { return Ok(y) };
-    let region = Region { module, input: tape.save(&x), needs_dx: tape.tracks(&x), env, path };
+    let region = Region { module, input: tape.save(&x), needs_dx: tape.tracks(&x), env, path, balance };
     Ok(tape.record(&[&x], trains, y, region, None))
 }
 
@@ -31,6 +31,7 @@ struct Region {
     needs_dx: bool,
     env: Arc<Env>,
     path: String,
+    balance: Option<Arc<BalancePass>>,
 }
 
 impl Function for Region {
@@ -43,7 +44,7 @@ impl Function for Region {
         tape.set_scope(rt.device().profiler().is_on().then(|| self.path.as_str().into()));
         let saved = self.input.get(rt)?;
         let x = if self.needs_dx { tape.input(saved) } else { saved };
-        let mut cx = Cx::at(self.env, self.path, Some(tape));
+        let mut cx = Cx::at(self.env, self.path, Some(tape), self.balance);
         let y = self.module.forward(&mut cx, x.clone()).map_err(|e| AutogradError::Other(e.to_string()))?;
         let Some(tape) = cx.into_tape() else { return Ok(vec![None]) };
         let mut grads = tape.backward(rt, &y, grad)?;

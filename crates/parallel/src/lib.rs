@@ -23,6 +23,7 @@
 
 mod compatibility;
 mod distributed;
+pub mod expert;
 pub mod fsdp;
 mod mesh_sizes;
 mod pattern;

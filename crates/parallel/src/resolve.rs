@@ -127,7 +127,15 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
                 s.stochastic_gradients = e == Exactness::Int8BlockStochastic;
             }
         }
-        if s.adapter && site.kind != "linear" {
+        if s.adapter && site.kind == "expert_linear" {
+            conflicts.push(Conflict {
+                what: format!(
+                    "adapters: {} belongs to an expert; adapters beside experts are not supported yet",
+                    site.path
+                ),
+                mend: "name other layers, for instance **.self_attn.*_proj".into(),
+            });
+        } else if s.adapter && site.kind != "linear" {
             conflicts.push(Conflict {
                 what: format!(
                     "adapters: {} is {}, adapters sit beside linear layers",
@@ -155,6 +163,7 @@ pub fn resolve(model: &[Site], plan: &Plan) -> Result<ResolvedPlan, Vec<Conflict
         }
         modules.insert(site.path.clone(), s);
     }
+    conflicts.extend(experts(model, &modules));
     conflicts.extend(tied(model, &modules));
     let own = |s: &Site| modules.get(&s.path).is_some_and(|m| m.adapter || (m.trainable && !s.parameters.is_empty()));
     // A pattern without a module leaves nothing to train as well; its own message is the one that helps.
@@ -202,6 +211,30 @@ fn clash(a: Feature, b: Feature, path: &str) -> Option<Conflict> {
             Some(Conflict { what: format!("{a} and {b} on {path}: {why}"), mend: mend.into() })
         }
     }
+}
+
+/// The products of a block's experts are made together, so they are made alike.
+fn experts(model: &[Site], modules: &BTreeMap<String, ModuleSettings>) -> Vec<Conflict> {
+    let mut all: Option<&Site> = None;
+    let mut out = Vec::new();
+    for site in model {
+        match site.kind.as_str() {
+            "experts" => all = Some(site),
+            "expert_linear" => {
+                let Some(all) = all.filter(|all| below(&site.path, &all.path)) else { continue };
+                let how = |s: &Site| (modules[&s.path].arithmetic, modules[&s.path].stochastic_gradients);
+                if how(site) != how(all) {
+                    out.push(Conflict {
+                        what: format!("arithmetic: {} differs from the other experts of its block", site.path),
+                        mend: format!("name all of them: {}", all.path),
+                    });
+                    return out;
+                }
+            }
+            _ => {}
+        }
+    }
+    out
 }
 
 /// One parameter at two places (a tied head) must be treated the same at both.
@@ -313,6 +346,27 @@ mod tests {
         assert!(refused(r#"{"freeze": "lm_head"}"#).contains("tied"));
         assert!(refused(r#"{"recompute": "lm_head"}"#).contains("no single forward"));
         assert!(refused(r#"{"freeze": "a..b"}"#).contains("empty part"));
+    }
+
+    #[test]
+    fn experts_are_multiplied_alike_and_without_adapters() {
+        let mut model = model();
+        model.push(Site::new("model.layers.2.mlp.experts", "experts", &[]));
+        for e in 0..3 {
+            let path = format!("model.layers.2.mlp.experts.{e}");
+            model.push(Site::new(&path, "expert", &[]));
+            model.push(Site::new(&format!("{path}.up_proj"), "expert_linear", &[&format!("{path}.up_proj.weight")]));
+        }
+        let refused = |json: &str| resolve(&model, &plan(json)).map(drop).map_err(|c| c[0].to_string());
+        let e = refused(r#"{"arithmetic": {"**.experts.{1}": "bf16"}}"#).unwrap_err();
+        assert!(e.contains("experts.1.up_proj differs") && e.contains("name all of them"), "{e}");
+        refused(r#"{"arithmetic": {"**.experts": "bf16"}}"#).unwrap();
+        let e = refused(r#"{"adapters": "**.experts.{*}.up_proj"}"#).unwrap_err();
+        assert!(e.contains("not supported yet") && e.contains("self_attn"), "{e}");
+        // Frozen one by one they may be.
+        refused(r#"{"freeze": "**.experts.{1}"}"#).unwrap();
+        let shown = crate::show(&model, &resolve(&model, &plan("{}")).unwrap());
+        assert!(shown.contains("mlp.experts.{0-2}") && !shown.contains("experts.1"), "{shown}");
     }
 
     #[test]

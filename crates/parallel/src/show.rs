@@ -6,38 +6,60 @@ use phalanx_nn::{Arithmetic, ModuleSettings, ResolvedPlan};
 
 use crate::Site;
 
-/// One line a module; blocks that are set alike are drawn once.
+/// One line a module; blocks, and experts of a block, that are set alike are drawn once.
 pub fn show(model: &[Site], plan: &ResolvedPlan) -> String {
     let mut out = String::new();
-    let mut i = 0;
-    while i < model.len() {
-        let site = &model[i];
-        let n = subtree(model, i);
-        // How many subtrees from here on are the same but for their number?
-        let mut same = 1;
-        while site.kind == "block"
-            && i + (same + 1) * n <= model.len()
-            && model[i + same * n].kind == "block"
-            && subtree(model, i + same * n) == n
-            && (0..n).all(|k| alike(model, plan, i + k, i + same * n + k))
-        {
-            same += 1;
-        }
-        if same > 1 {
-            let (first, last) = (number(&site.path), number(&model[i + (same - 1) * n].path));
-            let stem = site.path.rsplit_once('.').map_or("", |(s, _)| s);
-            line(&mut out, &format!("{stem}.{{{first}-{last}}}"), site, plan, 0);
-            for k in 1..n {
-                let name = model[i + k].path[site.path.len() + 1..].to_owned();
-                line(&mut out, &name, &model[i + k], plan, 1 + name.matches('.').count());
-            }
-            i += same * n;
-        } else {
-            line(&mut out, &site.path, site, plan, 0);
-            i += 1;
-        }
-    }
+    section(&mut out, model, plan, 0..model.len(), ("", ""), 0);
     out
+}
+
+/// Sites of a range, in whose paths `from` is drawn as `to`.
+fn section(
+    out: &mut String,
+    model: &[Site],
+    plan: &ResolvedPlan,
+    range: std::ops::Range<usize>,
+    (from, to): (&str, &str),
+    depth: usize,
+) {
+    let mut i = range.start;
+    while i < range.end {
+        let site = &model[i];
+        let name = format!("{to}{}", &site.path[from.len()..]);
+        let indent = if depth == 0 { 0 } else { depth + name.matches('.').count() };
+        let (n, same) = repeated(model, plan, i, range.end);
+        if same == 1 {
+            line(out, &name, site, plan, indent);
+            i += 1;
+            continue;
+        }
+        let (first, last) = (number(&site.path), number(&model[i + (same - 1) * n].path));
+        let stem = name.rsplit_once('.').map_or("", |(s, _)| s);
+        let many = format!("{stem}.{{{first}-{last}}}");
+        line(out, &many, site, plan, indent);
+        // What is in a block is named from there on; what is in an expert still needs the block's part of its name.
+        let to = if site.kind == "block" { String::new() } else { format!("{many}.") };
+        section(out, model, plan, i + 1..i + n, (&format!("{}.", site.path), &to), depth.max(1));
+        i += same * n;
+    }
+}
+
+/// The sites of the subtree at `i`, and how many subtrees from there on are the same but for their number.
+fn repeated(model: &[Site], plan: &ResolvedPlan, i: usize, end: usize) -> (usize, usize) {
+    let kind = model[i].kind.as_str();
+    if !matches!(kind, "block" | "expert") {
+        return (1, 1);
+    }
+    let n = subtree(model, i);
+    let mut same = 1;
+    while i + (same + 1) * n <= end
+        && model[i + same * n].kind == kind
+        && subtree(model, i + same * n) == n
+        && (0..n).all(|k| alike(model, plan, i + k, i + same * n + k))
+    {
+        same += 1;
+    }
+    (n, same)
 }
 
 fn number(path: &str) -> &str {

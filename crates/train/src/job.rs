@@ -1,6 +1,7 @@
 //! From a configuration to everything a run needs, all checks first: nothing is written and no weight is read before the
 //! configuration, the plan, the tokenizer, the data and the output folder have been found sound.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -112,7 +113,7 @@ impl Job {
             rslora: m.use_rslora,
         });
         if world > 1 {
-            check_on_ranks(&config, &plan, mesh, gguf.is_some())?;
+            check_on_ranks(&config, &model_config, &plan, mesh, gguf.is_some())?;
         }
         let tokenizer_dir = tokenizer_dir(&config)?;
         let job = Job {
@@ -147,10 +148,11 @@ impl Job {
 
     fn apply_trainable(&self, purpose: Use) {
         let params = self.model.parameters();
+        let by_name: HashMap<&str, &Parameter> = params.iter().map(|p| (p.name(), p)).collect();
         for site in &self.sites {
             let trainable = purpose == Use::Train && self.plan.modules.get(&site.path).is_none_or(|m| m.trainable);
             for name in &site.parameters {
-                if let Some(p) = params.iter().find(|p| p.name() == name) {
+                if let Some(p) = by_name.get(name.as_str()) {
                     p.set_trainable(trainable);
                 }
             }
@@ -494,7 +496,13 @@ fn mesh(config: &Config) -> Result<MeshShape> {
 }
 
 /// What cannot be trained on several ranks (yet), before anything is started.
-fn check_on_ranks(config: &Config, plan: &ResolvedPlan, mesh: MeshShape, gguf: bool) -> Result<()> {
+fn check_on_ranks(
+    config: &Config,
+    model: &ModelConfig,
+    plan: &ResolvedPlan,
+    mesh: MeshShape,
+    gguf: bool,
+) -> Result<()> {
     let refuse = |why: &str| Err(TrainError::setting("mesh", why));
     if gguf {
         return refuse(
@@ -507,6 +515,12 @@ fn check_on_ranks(config: &Config, plan: &ResolvedPlan, mesh: MeshShape, gguf: b
     let delayed = |m: &phalanx_nn::ModuleSettings| m.arithmetic == Arithmetic::Simulated(Recipe::Fp8Delayed);
     if plan.modules.values().any(delayed) {
         return refuse("the scales of fp8_delayed would differ between ranks; use fp8_tensorwise or another recipe");
+    }
+    let routing = crate::experts::routing(config, model)?;
+    if routing.balance.is_some() || routing.capacity.is_some() || config.experts.moe_bias_update_speed > 0.0 {
+        return refuse(
+            "balancing losses, biases and capacities of experts are not summed over ranks yet; set moe_aux_loss_coef, moe_bias_update_speed and moe_capacity_factor to nothing",
+        );
     }
     if config.run.profile {
         return refuse("profile records one rank; leave `mesh` out to profile");
@@ -523,7 +537,7 @@ fn inference_plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Resol
         InferDtype::Bfloat16 => true,
     };
     let modules = sites.iter().map(|s| {
-        let precision = if low && s.kind != "norm" { DType::Bf16 } else { DType::F32 };
+        let precision = if low && !method::stays_f32(s) { DType::Bf16 } else { DType::F32 };
         (s.path.clone(), phalanx_nn::ModuleSettings { trainable: false, precision, ..Default::default() })
     });
     ResolvedPlan { modules: modules.collect() }

@@ -25,6 +25,7 @@ pub mod checkpoint;
 pub mod disk;
 mod error;
 pub mod evaluate;
+pub mod experts;
 pub mod export;
 mod gguf;
 pub mod job;

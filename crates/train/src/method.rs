@@ -29,9 +29,9 @@ pub fn plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Result<Plan
         }
     }
     if config.train.bf16 {
-        // Norm weights are tiny and decide the scale of everything after them; they stay f32. The plan's own lines come last and win.
+        // Norm weights are tiny and decide the scale of everything after them, routers decide where tokens go; they stay f32. The plan's own lines come last and win.
         let mut lines = vec![("**".to_owned(), Precision::Bf16)];
-        lines.extend(sites.iter().filter(|s| s.kind == "norm").map(|s| (s.path.clone(), Precision::F32)));
+        lines.extend(sites.iter().filter(|s| stays_f32(s)).map(|s| (s.path.clone(), Precision::F32)));
         lines.append(&mut plan.precision);
         plan.precision = lines;
     }
@@ -41,6 +41,11 @@ pub fn plan(config: &Config, model: &ModelConfig, sites: &[Site]) -> Result<Plan
         _ => {}
     }
     Ok(plan)
+}
+
+/// Whether a module keeps f32 parameters where others have 16 bits.
+pub(crate) fn stays_f32(site: &Site) -> bool {
+    matches!(site.kind.as_str(), "norm" | "router")
 }
 
 /// A bare name stands for every module of that last name.

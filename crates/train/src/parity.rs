@@ -86,7 +86,8 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
     // Padding is dropped: rows are packed one after another.
     let rows: Vec<usize> = (0..b).map(|i| mask[i * s..(i + 1) * s].iter().filter(|&&m| m != 0).count()).collect();
     let packed = pack(&ids, &labels, &rows, s);
-    let env = Env::new(rt.clone(), layout(&packed));
+    let mut env = Env::new(rt.clone(), layout(&packed));
+    env.routing.balance = config.experts.as_ref().and_then(|e| e.balance);
 
     let want = expected.get("logits")?.to_f32()?;
     if want.len() != b * s * config.vocab_size {
@@ -124,7 +125,7 @@ pub fn verify(rt: &Runtime, dir: impl AsRef<Path>) -> Result<Parity> {
         let n = sum.count.max(1) as f64;
         if i == 0 {
             loss_abs = (sum.mean() - want_loss).abs();
-            for p in &params {
+            for p in params.iter().filter(|p| p.trainable()) {
                 let want = expected.get(&format!("grad.{}", p.name()))?.to_f32()?;
                 let got = match p.grad().get() {
                     Some(g) => g.f32()?.iter().map(|&g| f64::from(g) / n).collect(),

@@ -83,6 +83,12 @@ const NUMBERS: &[&str] = &[
     "bf16",
     "nan_guard",
     "decay_norms_and_biases",
+    "moe_aux_loss_coef",
+    "moe_aux_loss_scope",
+    "moe_aux_loss_layers",
+    "moe_bias_update_speed",
+    "moe_capacity_factor",
+    "moe_drop_policy",
     "plan.precision",
     "plan.arithmetic",
 ];

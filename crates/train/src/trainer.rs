@@ -10,7 +10,7 @@ use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, Warmup
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
 use phalanx_models::{StoredDType, save_weights};
-use phalanx_nn::{Batch, DelayedScales, Env, NnError, Parameter};
+use phalanx_nn::{Batch, DelayedScales, Env, NnError, Parameter, RouterStep};
 use phalanx_report::{Entry, Pace, ProcessMemory, Profile, Step as ProgressStep};
 use phalanx_tensor::DType;
 
@@ -25,7 +25,7 @@ use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::LossCount;
 use crate::step_clock::StepClock;
 use crate::window::{MicroBatch, env_on, gradients, norm};
-use crate::{Result, TrainError, adapter, model_output, profiling};
+use crate::{Result, TrainError, adapter, experts, model_output, profiling};
 
 /// What a run tells whoever watches it.
 pub trait Observer {
@@ -138,6 +138,8 @@ struct Run<'a> {
     last_eval: Option<(f64, u64)>,
     /// Seconds of this process that were spent evaluating and saving.
     paused: f64,
+    /// What the routers of experts did in the last step that made an update, and the targets that it counted.
+    routers: (RouterStep, u64),
     /// Steps before which the profiler starts and stops; the same where there is none.
     profiled: std::ops::Range<u64>,
 }
@@ -275,6 +277,10 @@ fn train_rank(
             ));
         }
     }
+    let routing = experts::routing(&job.config, job.model.config())?;
+    for key in experts::idle_keys(&job.config, job.model.config()) {
+        watch.message(&format!("note: {key} has no effect: the model has no experts"));
+    }
     let (total, per_epoch) = total_steps(job, stream.rows_per_epoch());
     if let Some(d) = &job.distributed {
         // Every rank has found everything sound and read what it needs.
@@ -309,6 +315,7 @@ fn train_rank(
     env.plan = job.plan.clone();
     env.adapters = job.adapters.clone();
     env.scales = scales.into();
+    env.routing = routing;
     env.training = true;
     env.seed = t.seed;
     if let Some(d) = &job.distributed {
@@ -334,6 +341,7 @@ fn train_rank(
         save_owed: false,
         last_eval: None,
         paused: 0.0,
+        routers: Default::default(),
         profiled,
         state,
         job,
@@ -491,11 +499,14 @@ impl Run<'_> {
             // A schedule is made for so many micro-batches.
             batches.resize_with(t.gradient_accumulation_steps, MicroBatch::default);
         }
-        let (window, _) = gradients(&self.job.model, &self.env, &batches, distributed)?;
+        let mut env = self.env.clone();
+        env.routing.window = experts::count_window(&self.job.model, &env, &batches)?;
+        let (window, _) = gradients(&self.job.model, &env, &batches, distributed)?;
         if let Some((clock, d)) = clock.zip(distributed) {
             let ranks = clock.finish(self.state.step + 1, d)?;
             self.files.as_mut().map_or(Ok(()), |files| files.ranks(&ranks))?;
         }
+        let routers = self.env.routers.take();
         let _optimizer = profiler.phase("optimizer");
         let n = window.count.max(1) as f64;
         let norm = norm(&self.job.rt, &self.optimizer, distributed)? / n;
@@ -517,6 +528,8 @@ impl Run<'_> {
             d.parameters_changed();
         }
         self.env.scales.commit();
+        experts::move_biases(&self.job.model, &routers, self.job.config.experts.moe_bias_update_speed)?;
+        self.routers = (routers, window.count);
         self.state.updates = self.optimizer.updates();
         Ok((window, norm, true))
     }
@@ -550,6 +563,11 @@ impl Run<'_> {
             .with("skipped_steps", self.state.skipped)
             .with("memory_bytes", p.memory)
             .with("peak_memory_bytes", p.peak_memory);
+        // On a mesh a rank knows the choices of its own tokens only; that would be no number of the step.
+        let entry = match self.job.distributed {
+            None => experts::log(entry, &self.routers.0, self.routers.1),
+            Some(_) => entry,
+        };
         self.write_entry(entry)
     }
 

@@ -31,6 +31,14 @@ fn every_layout_of_up_to_six_ranks() {
 }
 
 #[test]
+fn with_experts_and_with_latent_attention() {
+    for (name, config) in tiny_models().unwrap().split_off(1) {
+        println!("{name}");
+        all_pass(&config, 4, "");
+    }
+}
+
+#[test]
 fn with_a_head_of_its_own() {
     all_pass(&dense(false), 4, "");
 }

@@ -19,19 +19,20 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
-    fn call(&self, q: &Tensor, k: &Tensor) -> kernel::Attention<'_> {
+    fn call(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> kernel::Attention<'_> {
         kernel::Attention {
             seqs: &self.seqs,
             heads: q.dim(1),
             kv_heads: k.dim(1),
             head_dim: q.dim(2),
+            value_dim: v.dim(2),
             scale: self.scale,
             window: self.window,
         }
     }
 }
 
-/// q [T, N, D], k and v [T, K, D] → [T, N, D].
+/// q [T, N, D], k [T, K, D], v [T, K, Dv] → [T, N, Dv].
 ///
 /// # Errors
 /// If shapes do not fit or memory runs out.
@@ -43,9 +44,9 @@ pub fn attention(
     v: &Tensor,
     spec: AttentionSpec,
 ) -> Result<Tensor> {
-    let mut out = rt.empty(q.shape(), DType::F32, Category::Activations)?;
+    let mut out = rt.empty(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, Category::Activations)?;
     let mut lse = rt.empty(&[q.dim(0), q.dim(1)], DType::F32, Category::Activations)?;
-    kernel::forward(rt.device(), &spec.call(q, k), q.f32()?, k.f32()?, v.f32()?, out.f32_mut()?, lse.f32_mut()?)?;
+    kernel::forward(rt.device(), &spec.call(q, k, v), q.f32()?, k.f32()?, v.f32()?, out.f32_mut()?, lse.f32_mut()?)?;
     let Some(tape) = tape else { return Ok(out) };
     let f = Attention { q: tape.save(q), k: tape.save(k), v: tape.save(v), out: Saved::keep(&out), lse, spec };
     Ok(tape.record(&[q, k, v], false, out, f, None))
@@ -71,7 +72,7 @@ impl Function for Attention {
         let mut dv = rt.empty(v.shape(), DType::F32, Category::Activations)?;
         kernel::backward(
             rt.device(),
-            &self.spec.call(&q, &k),
+            &self.spec.call(&q, &k, &v),
             q.f32()?,
             k.f32()?,
             v.f32()?,

@@ -5,23 +5,29 @@
 
 mod add;
 mod attention;
+mod columns;
 mod dropout;
 mod embedding;
+mod experts;
 mod glu;
 mod linear;
 mod linear_cross_entropy;
 mod norm;
 mod rope;
+mod route;
 
 pub use add::{add, scale_add};
 pub use attention::{AttentionSpec, attention};
+pub use columns::{columns, join_heads};
 pub use dropout::dropout;
 pub use embedding::embedding;
+pub use experts::{GroupedSpec, Places, from_experts, grouped_linear, to_experts, weigh};
 pub use glu::glu;
 pub use linear::{LinearSpec, PassScales, linear};
 pub use linear_cross_entropy::{HeadSpec, LossOutput, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
-pub use rope::rope;
+pub use rope::{rope, rope_form};
+pub use route::{AskSlopes, BalanceSlopes, Chosen, route};
 
 use std::sync::Arc;
 

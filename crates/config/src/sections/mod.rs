@@ -2,6 +2,7 @@
 //! from) wherever the key is theirs, so that a file means the same here and there.
 
 mod data;
+mod experts;
 mod export;
 mod generation;
 mod method;
@@ -10,6 +11,7 @@ mod run;
 mod train;
 
 pub use data::{DataConfig, MixStrategy, RewrittenHistory, TextUnit};
+pub use experts::{ExpertsConfig, MoeDrop, MoeLayers, MoeScope};
 pub use export::{ExportConfig, ExportDtype};
 pub use generation::GenerationConfig;
 pub use method::{FinetuningType, MethodConfig, Stage};

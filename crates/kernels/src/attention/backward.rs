@@ -8,6 +8,7 @@
 use super::panel::{BLOCK, Group, VECTORS, bounds, if_seen, key_blocks, transpose_in};
 use super::tile::{Left, Start, product, wide_product};
 use super::{Attention, cut};
+use crate::elementwise::add_scaled_piece;
 use crate::par::Parts;
 use crate::simd::math::{exp, sum_over};
 use crate::simd::{Simd, simd_fn};
@@ -25,6 +26,20 @@ const SUMS: usize = 16 << 20;
 /// Lanes of the widest panel, and what rows of D values are padded to.
 const WIDEST: usize = VECTORS * 16;
 const PAD: usize = 16;
+
+/// Lengths of a padded row of K and of V.
+#[derive(Clone, Copy)]
+struct Padded {
+    key: usize,
+    value: usize,
+}
+
+impl Padded {
+    /// Of partial sums of dK and dV for one key.
+    fn both(self) -> usize {
+        self.key + self.value
+    }
+}
 
 /// What goes in.
 #[derive(Clone, Copy)]
@@ -50,7 +65,7 @@ struct Part {
 }
 
 /// The parts of a group in order, and the length of all their sums.
-fn parts(g: Group, padded: usize, mut sums: usize, out: &mut Vec<Part>) -> usize {
+fn parts(g: Group, padded: Padded, mut sums: usize, out: &mut Vec<Part>) -> usize {
     let queries = g.seq.q_len;
     let each = queries.div_ceil((queries / PART_QUERIES).clamp(1, MAX_PARTS)).max(1);
     for start in (0..queries).step_by(each) {
@@ -58,7 +73,7 @@ fn parts(g: Group, padded: usize, mut sums: usize, out: &mut Vec<Part>) -> usize
         let first_key = g.visible(first).start;
         let keys = g.visible(first + rows - 1).end - first_key;
         out.push(Part { group: g, first, rows, first_key, keys, sums });
-        sums += 2 * keys * padded;
+        sums += keys * padded.both();
     }
     sums
 }
@@ -72,8 +87,9 @@ pub(super) fn backward(
     dk: &mut [f32],
     dv: &mut [f32],
 ) -> Result<()> {
-    let padded = a.head_dim.next_multiple_of(PAD);
-    dev.scratch().reserve(space_len(a.head_dim, padded))?;
+    let padded = Padded { key: a.head_dim.next_multiple_of(PAD), value: a.value_dim.next_multiple_of(PAD) };
+    let space = space_len((a.head_dim, a.value_dim), padded);
+    dev.scratch().reserve(space)?;
     let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
     let groups = a.seqs.iter().flat_map(|&seq| (0..a.kv_heads).map(move |kv_head| Group::new(a, seq, kv_head)));
     let (mut wave, mut pending, mut sums) = (vec![], vec![], 0);
@@ -100,7 +116,7 @@ pub(super) fn backward(
 fn run_wave(
     dev: &Device,
     x: &Inputs<'_>,
-    padded: usize,
+    padded: Padded,
     (groups, parts, sums): (&[Group], &[Part], usize),
     dq: &Parts<'_, f32>,
     dk: &Parts<'_, f32>,
@@ -114,9 +130,9 @@ fn run_wave(
         let sums = Parts::new(sums);
         dev.team().run(order.len(), &|i, worker| {
             let p = *order[i];
-            let mut space = dev.scratch().worker(worker, space_len(p.group.dim, padded));
+            let mut space = dev.scratch().worker(worker, space_len((p.group.dim, p.group.value_dim), padded));
             // SAFETY: parts have different rows and different sums.
-            let sums = unsafe { sums.get(p.sums..p.sums + 2 * p.keys * padded) };
+            let sums = unsafe { sums.get(p.sums..p.sums + p.keys * padded.both()) };
             part(dev.isa(), p, x, padded, sums, space.as_mut_slice(), dq);
         });
     }
@@ -133,16 +149,17 @@ fn run_wave(
     dev.team().run(jobs.len(), &|i, _| {
         let (g, parts, first) = jobs[i];
         for j in first..(first + FINISH_KEYS).min(g.seq.kv_len) {
-            let at = g.key_offset(j);
-            for (half, grad) in [dk, dv].into_iter().enumerate() {
-                // SAFETY: no two jobs have a key row in common.
-                let row = unsafe { grad.get(at..at + g.dim) };
-                row.fill(0.0);
-                for p in parts.iter().filter(|p| (p.first_key..p.first_key + p.keys).contains(&j)) {
-                    let from = p.sums + (half * p.keys + j - p.first_key) * padded;
-                    crate::elementwise::add_scaled_piece(dev.isa(), row, &sums[from..from + g.dim], 1.0);
-                }
-            }
+            let seen = || parts.iter().filter(|p| (p.first_key..p.first_key + p.keys).contains(&j));
+            let keys = |p: &Part| p.sums + (j - p.first_key) * padded.key;
+            // SAFETY: no two jobs have a key row in common.
+            let row = unsafe { dk.get(g.key_offset(j)..g.key_offset(j) + g.dim) };
+            row.fill(0.0);
+            seen().for_each(|p| add_scaled_piece(dev.isa(), row, &sums[keys(p)..][..g.dim], 1.0));
+            let values = |p: &Part| p.sums + p.keys * padded.key + (j - p.first_key) * padded.value;
+            // SAFETY: as above.
+            let row = unsafe { dv.get(g.value_offset(j)..g.value_offset(j) + g.value_dim) };
+            row.fill(0.0);
+            seen().for_each(|p| add_scaled_piece(dev.isa(), row, &sums[values(p)..][..g.value_dim], 1.0));
         }
     });
     Ok(())
@@ -151,8 +168,8 @@ fn run_wave(
 /// Keys that a task of the second round adds up.
 const FINISH_KEYS: usize = 256;
 
-fn space_len(dim: usize, padded: usize) -> usize {
-    WIDEST * (3 * dim + 2 * padded + 2 * BLOCK + 4)
+fn space_len((dim, value_dim): (usize, usize), padded: Padded) -> usize {
+    WIDEST * (2 * dim + value_dim + padded.both() + 2 * BLOCK + 4)
 }
 
 simd_fn! {
@@ -160,7 +177,7 @@ simd_fn! {
         s,
         part: Part,
         x: &Inputs<'_>,
-        padded: usize,
+        padded: Padded,
         sums: &mut [f32],
         space: &mut [f32],
         dq: &Parts<'_, f32>,
@@ -187,57 +204,65 @@ fn panel<S: Simd, const N: usize>(
     part: &Part,
     (first, rows): (usize, usize),
     x: &Inputs<'_>,
-    padded: usize,
+    padded: Padded,
     sums: &mut [f32],
     mut space: &mut [f32],
     dq: &Parts<'_, f32>,
 ) {
     let (g, w) = (part.group, N * S::LANES);
-    let (dim, stride) = (g.dim, g.key_stride());
+    let (dim, stride, value_dim, value_stride) = (g.dim, g.key_stride(), g.value_dim, g.value_stride());
     let queries = cut(&mut space, dim * w);
-    let grads = cut(&mut space, dim * w);
+    let grads = cut(&mut space, value_dim * w);
     let query_grads = cut(&mut space, dim * w);
-    let query_rows = cut(&mut space, w * padded);
-    let grad_rows = cut(&mut space, w * padded);
+    let query_rows = cut(&mut space, w * padded.key);
+    let grad_rows = cut(&mut space, w * padded.value);
     let probs = cut(&mut space, BLOCK * w);
     let score_grads = cut(&mut space, BLOCK * w);
     let (from, to) = (cut(&mut space, w), cut(&mut space, w));
     let (lse, delta) = (cut(&mut space, w), cut(&mut space, w));
-    transpose_in(g, x.q, first, rows, x.scale, queries, w);
-    transpose_in(g, x.dout, first, rows, 1.0, grads, w);
+    transpose_in(g, (x.q, dim), (first, rows), x.scale, queries, w);
+    transpose_in(g, (x.dout, value_dim), (first, rows), 1.0, grads, w);
     bounds(g, first, rows, from, to);
     for i in 0..w {
         // Rows that only fill up the panel are zero, so whatever their probabilities they add nothing.
-        let (query_row, grad_row) = (&mut query_rows[i * padded..], &mut grad_rows[i * padded..]);
-        query_row[..padded].fill(0.0);
-        grad_row[..padded].fill(0.0);
+        let (query_row, grad_row) = (&mut query_rows[i * padded.key..], &mut grad_rows[i * padded.value..]);
+        query_row[..padded.key].fill(0.0);
+        grad_row[..padded.value].fill(0.0);
         (lse[i], delta[i]) = (0.0, 0.0);
         if i < rows {
             let index = g.row_index(first + i);
-            let row = index * dim..(index + 1) * dim;
-            let (q, out, dout) = (&x.q[row.clone()], &x.out[row.clone()], &x.dout[row]);
+            let (row, value_row) = (index * dim..(index + 1) * dim, index * value_dim..(index + 1) * value_dim);
+            let (q, out, dout) = (&x.q[row], &x.out[value_row.clone()], &x.dout[value_row]);
             query_row.iter_mut().zip(q).for_each(|(to, q)| *to = q * x.scale);
-            grad_row[..dim].copy_from_slice(dout);
+            grad_row[..value_dim].copy_from_slice(dout);
             lse[i] = x.lse[index];
             delta[i] = sum_over(
                 s,
-                dim,
+                value_dim,
                 #[inline(always)]
                 |d, sum| s.fma(s.load(dout, d), s.load(out, d), sum),
             );
         }
     }
     query_grads.fill(0.0);
-    let (key_sums, value_sums) = sums.split_at_mut(part.keys * padded);
+    let (key_sums, value_sums) = sums.split_at_mut(part.keys * padded.key);
     for keys in key_blocks(g, first, rows) {
-        let at = g.key_offset(keys.first);
-        let sum_at = (keys.first - part.first_key) * padded;
+        let (at, value_at) = (g.key_offset(keys.first), g.value_offset(keys.first));
+        let sum_at = keys.first - part.first_key;
         // SAFETY: buffers have the lengths asked for, K and V the keys, the sums every key that the part sees.
         unsafe {
             let a = Left { ptr: x.k.as_ptr().add(at), row: stride, step: 1 };
             product::<S, N>(s, keys.count, dim, a, (queries.as_ptr(), w), (probs.as_mut_ptr(), w), Start::Zero);
-            let a = Left { ptr: x.v.as_ptr().add(at), row: stride, step: 1 };
-            product::<S, N>(s, keys.count, dim, a, (grads.as_ptr(), w), (score_grads.as_mut_ptr(), w), Start::Zero);
+            let a = Left { ptr: x.v.as_ptr().add(value_at), row: value_stride, step: 1 };
+            product::<S, N>(
+                s,
+                keys.count,
+                value_dim,
+                a,
+                (grads.as_ptr(), w),
+                (score_grads.as_mut_ptr(), w),
+                Start::Zero,
+            );
             let zero = s.splat(0.0);
             for lane in (0..w).step_by(S::LANES) {
                 let (from, to) = (s.load_ptr(from.as_ptr().add(lane)), s.load_ptr(to.as_ptr().add(lane)));
@@ -255,10 +280,12 @@ fn panel<S: Simd, const N: usize>(
                 }
             }
             let rows_of = |x: &[f32]| Left { ptr: x.as_ptr(), row: w, step: 1 };
-            let (b, c) = (grad_rows.as_ptr(), value_sums.as_mut_ptr().add(sum_at));
-            wide_product(s, keys.count, w, rows_of(probs), (b, padded), (c, padded), padded, Start::Sum);
-            let (b, c) = (query_rows.as_ptr(), key_sums.as_mut_ptr().add(sum_at));
-            wide_product(s, keys.count, w, rows_of(score_grads), (b, padded), (c, padded), padded, Start::Sum);
+            let (b, c) = (grad_rows.as_ptr(), value_sums.as_mut_ptr().add(sum_at * padded.value));
+            let (b, c) = ((b, padded.value), (c, padded.value));
+            wide_product(s, keys.count, w, rows_of(probs), b, c, padded.value, Start::Sum);
+            let (b, c) = (query_rows.as_ptr(), key_sums.as_mut_ptr().add(sum_at * padded.key));
+            let (b, c) = ((b, padded.key), (c, padded.key));
+            wide_product(s, keys.count, w, rows_of(score_grads), b, c, padded.key, Start::Sum);
             let a = Left { ptr: x.k.as_ptr().add(at), row: 1, step: stride };
             let c = (query_grads.as_mut_ptr(), w);
             product::<S, N>(s, dim, keys.count, a, (score_grads.as_ptr(), w), c, Start::Sum);

@@ -41,17 +41,17 @@ pub(super) fn forward(
     out: &mut [f32],
     lse: &mut [f32],
 ) -> Result<()> {
-    dev.scratch().reserve(space_len(a.head_dim))?;
+    dev.scratch().reserve(space_len(a))?;
     let items = items(a);
     let (out, lse) = (Parts::new(out), Parts::new(lse));
     dev.team().run(items.len() * a.kv_heads, &|task, worker| {
         let item = &items[task / a.kv_heads];
         let g = Group::new(a, item.seq, task % a.kv_heads);
-        let mut space = dev.scratch().worker(worker, space_len(a.head_dim));
+        let mut space = dev.scratch().worker(worker, space_len(a));
         let write = |r: usize| {
             let row = g.row_index(r);
             // SAFETY: no two tasks have a row in common.
-            unsafe { (out.get(row * g.dim..(row + 1) * g.dim), lse.get(row..row + 1)) }
+            unsafe { (out.get(row * g.value_dim..(row + 1) * g.value_dim), lse.get(row..row + 1)) }
         };
         rows(dev.isa(), g, (item.first, item.rows), a.scale, (q, k, v), space.as_mut_slice(), &write);
     });
@@ -61,8 +61,8 @@ pub(super) fn forward(
 /// Lanes of the widest panel.
 const WIDEST: usize = VECTORS * 16;
 
-fn space_len(dim: usize) -> usize {
-    WIDEST * (2 * dim + BLOCK + 6)
+fn space_len(a: &Attention<'_>) -> usize {
+    WIDEST * (a.head_dim + a.value_dim + BLOCK + 6)
 }
 
 /// Gives the places where row `r` of a group leaves its output and its log-sum-exp.
@@ -105,11 +105,11 @@ fn panel<S: Simd, const N: usize>(
 ) {
     let w = N * S::LANES;
     let queries = cut(&mut space, g.dim * w);
-    let out = cut(&mut space, g.dim * w);
+    let out = cut(&mut space, g.value_dim * w);
     let scores = cut(&mut space, BLOCK * w);
     let (from, to) = (cut(&mut space, w), cut(&mut space, w));
     let (max, sum, factor) = (cut(&mut space, w), cut(&mut space, w), cut(&mut space, w));
-    transpose_in(g, q, first, rows, scale, queries, w);
+    transpose_in(g, (q, g.dim), (first, rows), scale, queries, w);
     bounds(g, first, rows, from, to);
     out.fill(0.0);
     sum.fill(0.0);

@@ -41,8 +41,10 @@ pub struct Attention<'a> {
     pub heads: usize,
     /// Key/value heads K; divides `heads` (grouped-query attention).
     pub kv_heads: usize,
-    /// Head dimension D.
+    /// Head dimension D of queries and keys.
     pub head_dim: usize,
+    /// Head dimension Dv of values and of the output; D in most models.
+    pub value_dim: usize,
     /// Factor of the scores, usually 1/√D.
     pub scale: f32,
     /// Sliding window: a query at position p sees keys p−window+1 ..= p.
@@ -52,7 +54,7 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// Checks the form against the values of Q and of K; gives their rows Tq and Tk.
     fn check(&self, q: usize, k: usize) -> Result<(usize, usize)> {
-        if self.head_dim == 0 {
+        if self.head_dim == 0 || self.value_dim == 0 {
             return bad_shape("attention", "a head dimension of 0");
         }
         if self.heads == 0 || self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
@@ -61,9 +63,10 @@ impl Attention<'_> {
                 format!("{} query heads do not divide over {} key/value heads", self.heads, self.kv_heads),
             );
         }
-        let width = |heads: usize| match heads.checked_mul(self.head_dim) {
-            Some(width) => Ok(width),
-            None => bad_shape("attention", format!("{heads} heads of {} values are beyond any memory", self.head_dim)),
+        let widest = self.head_dim.max(self.value_dim);
+        let width = |heads: usize| match heads.checked_mul(widest) {
+            Some(_) => Ok(heads * self.head_dim),
+            None => bad_shape("attention", format!("{heads} heads of {widest} values are beyond any memory")),
         };
         let (tq, tk) = (q / width(self.heads)?, k / width(self.kv_heads)?);
         if self.window == Some(0) {
@@ -101,7 +104,9 @@ impl Attention<'_> {
             q_rows += s.q_len as f64;
             k_rows += s.kv_len.min(s.q_len.saturating_add(window) - 1) as f64;
         }
-        let (heads, kv_heads, dim) = (self.heads as f64, self.kv_heads as f64, self.head_dim as f64);
+        let (heads, kv_heads) = (self.heads as f64, self.kv_heads as f64);
+        // As many products and rows have the one width as the other, near enough.
+        let dim = (self.head_dim + self.value_dim) as f64 / 2.0;
         Cost {
             flops: 2.0 * products * pairs * heads * dim,
             bytes: 4.0 * dim * (queries * q_rows * heads + keys * k_rows * kv_heads) + 4.0 * q_rows * heads,
@@ -128,7 +133,7 @@ fn overlap(seqs: &[Seq], range: impl Fn(&Seq) -> (usize, usize)) -> bool {
     !ranges.windows(2).all(|w| ordered(w[0], w[1]))
 }
 
-/// Forward. `q` [Tq,N,D], `k` and `v` [Tk,K,D] → `out` [Tq,N,D], `lse` [Tq,N] (natural log of the softmax denominator).
+/// Forward. `q` [Tq,N,D], `k` [Tk,K,D], `v` [Tk,K,Dv] → `out` [Tq,N,Dv], `lse` [Tq,N] (natural log of the softmax denominator).
 /// Rows of `out` and `lse` outside every sequence are left alone.
 ///
 /// # Errors
@@ -145,8 +150,8 @@ pub fn forward(
     let (tq, tk) = a.check(q.len(), k.len())?;
     check_len("attention", "q", q.len(), tq * a.heads * a.head_dim)?;
     check_len("attention", "k", k.len(), tk * a.kv_heads * a.head_dim)?;
-    check_len("attention", "v", v.len(), k.len())?;
-    check_len("attention", "out", out.len(), q.len())?;
+    check_len("attention", "v", v.len(), tk * a.kv_heads * a.value_dim)?;
+    check_len("attention", "out", out.len(), tq * a.heads * a.value_dim)?;
     check_len("attention", "lse", lse.len(), tq * a.heads)?;
     let name = if a.is_decoding() { "attention decoding" } else { "attention forward" };
     // Two products; Q is read and the output written; K and V are read.
@@ -154,8 +159,8 @@ pub fn forward(
     forward::forward(dev, a, (q, k, v), out, lse)
 }
 
-/// Backward. Takes the forward's `q`, `k`, `v`, `out`, `lse` and the gradient `dout` [Tq,N,D]; overwrites `dq` [Tq,N,D] on
-/// every sequence's rows and `dk`, `dv` [Tk,K,D] on every row that a sequence covers (others are left alone).
+/// Backward. Takes the forward's `q`, `k`, `v`, `out`, `lse` and the gradient `dout` [Tq,N,Dv]; overwrites `dq` [Tq,N,D] on
+/// every sequence's rows and `dk` [Tk,K,D], `dv` [Tk,K,Dv] on every row that a sequence covers (others are left alone).
 ///
 /// # Errors
 /// If a length or a sequence does not fit, two sequences share key rows, or there is no memory for the working buffers.
@@ -174,16 +179,17 @@ pub fn backward(
     dv: &mut [f32],
 ) -> Result<()> {
     let (tq, tk) = a.check(q.len(), k.len())?;
+    let (out_len, v_len) = (tq * a.heads * a.value_dim, tk * a.kv_heads * a.value_dim);
     for (what, got, want) in [
         ("q", q.len(), tq * a.heads * a.head_dim),
         ("k", k.len(), tk * a.kv_heads * a.head_dim),
-        ("v", v.len(), k.len()),
-        ("out", out.len(), q.len()),
+        ("v", v.len(), v_len),
+        ("out", out.len(), out_len),
         ("lse", lse.len(), tq * a.heads),
-        ("dout", dout.len(), q.len()),
+        ("dout", dout.len(), out_len),
         ("dq", dq.len(), q.len()),
         ("dk", dk.len(), k.len()),
-        ("dv", dv.len(), k.len()),
+        ("dv", dv.len(), v_len),
     ] {
         check_len("attention backward", what, got, want)?;
     }

@@ -26,15 +26,18 @@ pub(super) struct Group {
     pub(super) share: usize,
     heads: usize,
     kv_heads: usize,
-    /// D.
+    /// D of queries and keys.
     pub(super) dim: usize,
+    /// D of values.
+    pub(super) value_dim: usize,
     window: Option<usize>,
 }
 
 impl Group {
     pub(super) fn new(a: &Attention<'_>, seq: Seq, kv_head: usize) -> Group {
         let share = a.heads / a.kv_heads;
-        Group { seq, kv_head, share, heads: a.heads, kv_heads: a.kv_heads, dim: a.head_dim, window: a.window }
+        let (dim, value_dim) = (a.head_dim, a.value_dim);
+        Group { seq, kv_head, share, heads: a.heads, kv_heads: a.kv_heads, dim, value_dim, window: a.window }
     }
 
     /// Index of a row among all [Tq,N] rows.
@@ -48,14 +51,24 @@ impl Group {
         self.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1
     }
 
-    /// Elements between a head's rows of K (or V) at neighbouring positions.
+    /// Elements between a head's rows of K at neighbouring positions.
     pub(super) fn key_stride(&self) -> usize {
         self.kv_heads * self.dim
     }
 
-    /// Offset of key `j` of the sequence in K (or V).
+    /// The same of V.
+    pub(super) fn value_stride(&self) -> usize {
+        self.kv_heads * self.value_dim
+    }
+
+    /// Offset of key `j` of the sequence in K.
     pub(super) fn key_offset(&self, j: usize) -> usize {
         (self.seq.kv_start + j) * self.key_stride() + self.kv_head * self.dim
+    }
+
+    /// Offset of its value in V.
+    pub(super) fn value_offset(&self, j: usize) -> usize {
+        (self.seq.kv_start + j) * self.value_stride() + self.kv_head * self.value_dim
     }
 }
 
@@ -95,12 +108,19 @@ pub(super) fn if_seen<S: Simd>(s: S, key: usize, from: S::V, to: S::V, yes: S::V
     s.select_lt(key, from, no, s.select_lt(key, to, yes, no))
 }
 
-/// Rows of `x` [.., D] into the columns of `out` [D,`width`], times `scale`; columns without a row become zero.
-pub(super) fn transpose_in(g: Group, x: &[f32], first: usize, rows: usize, scale: f32, out: &mut [f32], width: usize) {
+/// Rows of `x` [.., `dim`] into the columns of `out` [`dim`,`width`], times `scale`; columns without a row become zero.
+pub(super) fn transpose_in(
+    g: Group,
+    (x, dim): (&[f32], usize),
+    (first, rows): (usize, usize),
+    scale: f32,
+    out: &mut [f32],
+    width: usize,
+) {
     for i in 0..width {
         if i < rows {
-            let row = g.row_index(first + i) * g.dim;
-            for (d, v) in x[row..row + g.dim].iter().enumerate() {
+            let row = g.row_index(first + i) * dim;
+            for (d, v) in x[row..row + dim].iter().enumerate() {
                 out[d * width + i] = v * scale;
             }
         } else {
@@ -115,7 +135,7 @@ pub(super) struct Running<'a> {
     pub(super) max: &'a mut [f32],
     /// Σ e^(score − max), [W].
     pub(super) sum: &'a mut [f32],
-    /// Σ e^(score − max)·v, [D,W].
+    /// Σ e^(score − max)·v, [D of values,W].
     pub(super) out: &'a mut [f32],
     /// What the last block multiplied the sums by, [W].
     pub(super) factor: &'a mut [f32],
@@ -140,7 +160,7 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         if N == 1 {
-            prefetch(s, g, keys, k);
+            prefetch(s, k.as_ptr().wrapping_add(g.key_offset(keys.first + BLOCK)), (keys.count, stride), g.dim);
         }
         let few = if S::TRANSPOSES && N == 1 && g.dim.is_multiple_of(S::LANES) {
             let (k, count) = ((k.as_ptr().add(at), stride), keys.count);
@@ -192,22 +212,23 @@ pub(super) unsafe fn fold<S: Simd, const N: usize>(
         if keys.masked && !finite(s, g, keys, v) {
             return fold_values_exactly::<S, N>(s, g, keys, v, p, (from, to), run);
         }
+        let (dim, at, stride) = (g.value_dim, g.value_offset(keys.first), g.value_stride());
         if N == 1 {
-            prefetch(s, g, keys, v);
+            prefetch(s, v.as_ptr().wrapping_add(g.value_offset(keys.first + BLOCK)), (keys.count, stride), dim);
         }
-        if N == 1 && g.dim.is_multiple_of(S::LANES) {
+        if N == 1 && dim.is_multiple_of(S::LANES) {
             let v = v.as_ptr().add(at);
             match rows {
-                1 => return few_rows::<S, 1>(s, g.dim, keys.count, (v, stride), p, run),
-                2 => return few_rows::<S, 2>(s, g.dim, keys.count, (v, stride), p, run),
-                3 => return few_rows::<S, 3>(s, g.dim, keys.count, (v, stride), p, run),
-                4 => return few_rows::<S, 4>(s, g.dim, keys.count, (v, stride), p, run),
+                1 => return few_rows::<S, 1>(s, dim, keys.count, (v, stride), p, run),
+                2 => return few_rows::<S, 2>(s, dim, keys.count, (v, stride), p, run),
+                3 => return few_rows::<S, 3>(s, dim, keys.count, (v, stride), p, run),
+                4 => return few_rows::<S, 4>(s, dim, keys.count, (v, stride), p, run),
                 _ => {}
             }
         }
         let a = Left { ptr: v.as_ptr().add(at), row: 1, step: stride };
         let start = Start::Scaled(run.factor.as_ptr());
-        product::<S, N>(s, g.dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
+        product::<S, N>(s, dim, keys.count, a, (p.as_ptr(), w), (run.out.as_mut_ptr(), w), start);
     }
 }
 
@@ -330,13 +351,13 @@ unsafe fn strip<S: Simd, const R: usize, const V: usize>(
     V * w
 }
 
-/// Asks for the rows of the block after `keys`. A decoding step does so little with each row that memory sets its pace, and rows of
+/// Asks for `count` rows of `dim` values, `stride` apart: those of the block after the one at hand. A decoding step does so little with each row that memory sets its pace, and rows of
 /// one head lie too far apart for the processor to foresee.
 #[inline(always)]
-fn prefetch<S: Simd>(s: S, g: Group, keys: Keys, x: &[f32]) {
-    for j in 0..keys.count {
-        let row = x.as_ptr().wrapping_add(g.key_offset(keys.first + BLOCK + j));
-        for d in (0..g.dim).step_by(16) {
+fn prefetch<S: Simd>(s: S, x: *const f32, (count, stride): (usize, usize), dim: usize) {
+    for j in 0..count {
+        let row = x.wrapping_add(j * stride);
+        for d in (0..dim).step_by(16) {
             s.prefetch(row.wrapping_add(d));
         }
     }
@@ -348,10 +369,10 @@ fn finite<S: Simd>(s: S, g: Group, keys: Keys, v: &[f32]) -> bool {
     let zero = s.splat(0.0);
     let mut sum = zero;
     for j in keys.first..keys.first + keys.count {
-        let at = g.key_offset(j);
-        let row = &v[at..at + g.dim];
+        let at = g.value_offset(j);
+        let row = &v[at..at + g.value_dim];
         let mut d = 0;
-        while d < g.dim {
+        while d < g.value_dim {
             sum = s.fma(s.load(row, d), zero, sum);
             d += S::LANES;
         }
@@ -376,11 +397,11 @@ unsafe fn fold_values_exactly<S: Simd, const N: usize>(
         for lane in (0..w).step_by(S::LANES) {
             let (from, to) = (s.load_ptr(from.as_ptr().add(lane)), s.load_ptr(to.as_ptr().add(lane)));
             let factor = s.load_ptr(run.factor.as_ptr().add(lane));
-            for d in 0..g.dim {
+            for d in 0..g.value_dim {
                 let out = run.out.as_mut_ptr().add(d * w + lane);
                 let mut sum = s.mul(s.load_ptr(out), factor);
                 for j in 0..keys.count {
-                    let value = s.splat(v[g.key_offset(keys.first + j) + d]);
+                    let value = s.splat(v[g.value_offset(keys.first + j) + d]);
                     let more = s.fma(value, s.load_ptr(p.as_ptr().add(j * w + lane)), sum);
                     sum = if_seen(s, keys.first + j, from, to, more, sum);
                 }

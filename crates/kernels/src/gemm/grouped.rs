@@ -1,8 +1,8 @@
 //! One product for ragged groups of rows, each with its own B: the experts of a mixture, the adapters of a batch.
 
-use super::Arithmetic;
 use super::block::Operand;
 use super::kernel::{Blocking, Product, run_groups};
+use super::{Arithmetic, Gemm, gemm};
 use crate::error::{bad_shape, check_len};
 use crate::profile::{Cost, Shape, bytes_of};
 use crate::team::SendPtr;
@@ -25,6 +25,30 @@ pub struct Grouped<'a> {
     pub b_trans: bool,
     /// Start the sums from C instead of zero.
     pub accumulate: bool,
+    /// How exact the products must be. A block recipe takes the groups one by one.
+    pub arithmetic: Arithmetic,
+    /// As [`Gemm::gradient_noise`].
+    pub gradient_noise: Option<u64>,
+}
+
+impl<'a> Grouped<'a> {
+    /// C = A · B[g]ᵀ: linear layers forward, with each W stored [out, in]; N = out, K = in.
+    pub fn nt(n: usize, k: usize, a: Mat<'a>, offsets: &'a [usize], b: &'a [Mat<'a>]) -> Self {
+        let (accumulate, arithmetic) = (false, Arithmetic::F32);
+        Grouped { n, k, a, offsets, b, b_trans: true, accumulate, arithmetic, gradient_noise: None }
+    }
+    /// C = A · B[g]: the gradient of linear layers' inputs; N = in, K = out.
+    pub fn nn(n: usize, k: usize, a: Mat<'a>, offsets: &'a [usize], b: &'a [Mat<'a>]) -> Self {
+        Grouped { b_trans: false, ..Grouped::nt(n, k, a, offsets, b) }
+    }
+    /// Permits less exact products.
+    pub fn arithmetic(self, arithmetic: Arithmetic) -> Self {
+        Grouped { arithmetic, ..self }
+    }
+    /// Rounds a gradient at random, in a block recipe.
+    pub fn gradient_noise(self, seed: Option<u64>) -> Self {
+        Grouped { gradient_noise: seed, ..self }
+    }
 }
 
 /// Runs the products of all groups; C is T × N.
@@ -36,7 +60,7 @@ pub struct Grouped<'a> {
 /// If a slice's length is not what the sizes ask for, the offsets do not rise from 0, or there is no memory for
 /// packing.
 pub fn grouped(dev: &Device, g: &Grouped<'_>, c: &mut [f32]) -> Result<()> {
-    grouped_blocked(dev, g, c, &dev.blocking(Arithmetic::F32))
+    grouped_blocked(dev, g, c, &dev.blocking(g.arithmetic))
 }
 
 pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: &Blocking) -> Result<()> {
@@ -70,10 +94,19 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
                 n: g.n,
                 k: Some(g.k),
                 bf16: (g.a.is_bf16(), g.b.iter().any(Mat::is_bf16)),
-                arithmetic: Arithmetic::F32,
+                arithmetic: g.arithmetic,
             },
         }
     });
+    if g.arithmetic.is_block_recipe() {
+        for (rows, b) in g.offsets.windows(2).map(|w| w[0]..w[1]).zip(g.b) {
+            let a = g.a.slice(rows.start * g.k..rows.end * g.k);
+            let one = if g.b_trans { Gemm::nt } else { Gemm::nn }(rows.len(), g.n, g.k, a, *b);
+            let one = one.accumulate(g.accumulate).arithmetic(g.arithmetic).gradient_noise(g.gradient_noise);
+            gemm(dev, &one, &mut c[rows.start * g.n..rows.end * g.n])?;
+        }
+        return Ok(());
+    }
     let c = SendPtr(c.as_mut_ptr());
     let product = |i: usize| {
         let rows = g.offsets[i]..g.offsets[i + 1];
@@ -81,14 +114,14 @@ pub(super) fn grouped_blocked(dev: &Device, g: &Grouped<'_>, c: &mut [f32], by: 
             m: rows.len(),
             n: g.n,
             k: g.k,
-            a: Operand::new(&g.a.slice(rows.start * g.k..rows.end * g.k), g.k, true, Arithmetic::F32),
-            b: Operand::new(&g.b[i], if g.b_trans { g.k } else { g.n }, g.b_trans, Arithmetic::F32),
+            a: Operand::new(&g.a.slice(rows.start * g.k..rows.end * g.k), g.k, true, g.arithmetic),
+            b: Operand::new(&g.b[i], if g.b_trans { g.k } else { g.n }, g.b_trans, g.arithmetic),
             c: SendPtr(c.get().wrapping_add(rows.start * g.n)),
             from_c: g.accumulate,
             finish: None,
-            arithmetic: Arithmetic::F32,
+            arithmetic: g.arithmetic,
         }
     };
     // SAFETY: lengths were checked above, the groups' rows do not overlap, and C is borrowed mutably.
-    unsafe { run_groups(dev, g.offsets, &product, Arithmetic::F32, by) }
+    unsafe { run_groups(dev, g.offsets, &product, g.arithmetic, by) }
 }

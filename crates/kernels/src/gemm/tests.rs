@@ -400,16 +400,19 @@ proptest! {
         let a = Stored::new(seed, rows * k, half);
         let stored: Vec<Stored> = (0..sizes.len()).map(|i| Stored::new(seed ^ i as u64, k * n, !half)).collect();
         let b: Vec<Mat<'_>> = stored.iter().map(Stored::mat).collect();
-        let g = Grouped { n, k, a: a.mat(), offsets: &offsets, b: &b, b_trans, accumulate };
+        let arithmetics = [Arithmetic::F32, Arithmetic::Bf16x2, Arithmetic::Bf16, Arithmetic::Int8Block];
+        let arithmetic = arithmetics[seed as usize % arithmetics.len()];
+        let g = Grouped { b_trans, accumulate, ..Grouped::nt(n, k, a.mat(), &offsets, &b).arithmetic(arithmetic) };
         let c0 = values(seed ^ 9, rows * n);
         for isa in Isa::available() {
             let dev = Device::with_isa(isa, threads).unwrap();
             let (mut got, mut want) = (c0.clone(), c0.clone());
-            let by = if small { tiny(30) } else { Blocking::best(isa, Arithmetic::F32) };
+            let by = if small { tiny(30) } else { Blocking::best(isa, arithmetic) };
             grouped::grouped_blocked(&dev, &g, &mut got, &by).unwrap();
             for i in 0..sizes.len() {
                 let (from, to) = (offsets[i], offsets[i + 1]);
-                let one = Gemm { b_trans, ..Gemm::nn(to - from, n, k, a.mat().slice(from * k..to * k), b[i]) };
+                let one = if b_trans { Gemm::nt } else { Gemm::nn };
+                let one = one(to - from, n, k, a.mat().slice(from * k..to * k), b[i]).arithmetic(arithmetic);
                 gemm(&dev, &one.accumulate(accumulate), &mut want[from * n..to * n]).unwrap();
             }
             prop_assert_eq!(bits(&got), bits(&want), "{}", isa);
@@ -434,7 +437,7 @@ fn wrong_lengths_are_refused_and_nothing_is_written() {
     }
     let groups = [Mat::from(&b), Mat::from(&b)];
     for offsets in [&[0, 2][..], &[0, 2, 1], &[1, 1, 2], &[0, 1, 3], &[0, 1, usize::MAX], &[]] {
-        let g = Grouped { n: 2, k: 3, a: (&a).into(), offsets, b: &groups, b_trans: true, accumulate: false };
+        let g = Grouped::nt(2, 3, (&a).into(), offsets, &groups);
         assert!(grouped(&dev, &g, &mut c).is_err(), "{offsets:?}");
     }
     assert_eq!(c, [9.0; 4]);

@@ -81,8 +81,8 @@ pub(super) fn check_memory(
 ) -> Result<()> {
     let formula = Formula::new(config, case, samples)?;
     for (r, rank) in ranks.iter().enumerate() {
-        let elements = formula.kept_elements(case.mesh.coordinates(r));
-        let want = Bytes { weights: 4 * elements, gradients: 4 * elements, moments: 8 * elements };
+        let [all, trained] = formula.kept_elements(case.mesh.coordinates(r));
+        let want = Bytes { weights: 4 * all, gradients: 4 * trained, moments: 8 * trained };
         if rank.bytes != want {
             faults.push(format!("rank {r} keeps {:?} bytes, the formula has {want:?}", rank.bytes));
         }
@@ -170,19 +170,23 @@ impl<'a> Formula<'a> {
         self.schedule.placement.stages_of(at.pp)
     }
 
-    fn kept_elements(&self, at: Coordinates) -> usize {
+    /// All, and those that are trained.
+    fn kept_elements(&self, at: Coordinates) -> [usize; 2] {
         let (shards, index) = (self.shards() as usize, at.dp_shard * self.case.mesh.cp + at.cp);
         let kept = |p: &Parameter| {
             let rows = p.shape()[0];
             let each = rows.div_ceil(shards);
             (rows.saturating_sub(each * index)).min(each) * (p.len() / rows)
         };
-        self.units.iter().flat_map(|u| &u.parameters).filter(|p| self.is_here(p.name(), at)).map(kept).sum()
+        let here = || self.units.iter().flat_map(|u| &u.parameters).filter(|p| self.is_here(p.name(), at));
+        [here().map(kept).sum(), here().filter(|p| p.trainable()).map(kept).sum()]
     }
 
-    /// Elements of a unit that a pipeline rank has.
-    fn unit_elements(&self, unit: &Unit, at: Coordinates) -> u64 {
-        unit.parameters.iter().filter(|p| self.is_here(p.name(), at)).map(|p| p.len() as u64).sum()
+    /// Elements of a unit that a pipeline rank has: all, and those that are trained.
+    fn unit_elements(&self, unit: &Unit, at: Coordinates) -> [u64; 2] {
+        let here = || unit.parameters.iter().filter(|p| self.is_here(p.name(), at));
+        let count = |p: &Parameter| p.len() as u64;
+        [here().map(count).sum(), here().filter(|p| p.trainable()).map(count).sum()]
     }
 
     /// Whether a stage of a pipeline rank uses a parameter.
@@ -205,19 +209,19 @@ impl<'a> Formula<'a> {
             return;
         }
         for i in 0..self.units.len() {
-            let elements = self.unit_elements(&self.units[i], at);
+            let [elements, trained] = self.unit_elements(&self.units[i], at);
             if elements == 0 {
                 continue;
             }
             // The bytes of a rank's own shard differ; over the group they are (P − 1) · N.
-            let bytes = |calls: u64| 4 * elements * (shards - 1) * calls / shards;
-            let exact = |calls: u64| if at.dp_shard + at.cp == 0 { bytes(calls * shards) } else { 0 };
+            let first = at.dp_shard + at.cp == 0;
+            let exact = |n: u64, calls: u64| if first { 4 * n * (shards - 1) * calls } else { 0 };
             let gathers = self.gathers(&self.units[i].path, plan.reshard, at);
             let pipeline = self.case.mesh.pp > 1;
             let once = pipeline || !plan.reduce_each_micro_batch || plan.reshard == Reshard::AfterStep;
             let reductions = if once { 1 } else { self.case.micro_batches as u64 };
-            self.add("fsdp", Kind::AllGather, rank, gathers, exact(gathers));
-            self.add("fsdp", Kind::ReduceScatter, rank, reductions, exact(reductions));
+            self.add("fsdp", Kind::AllGather, rank, gathers, exact(elements, gathers));
+            self.add("fsdp", Kind::ReduceScatter, rank, reductions, exact(trained, reductions));
         }
     }
 
@@ -251,7 +255,7 @@ impl<'a> Formula<'a> {
     fn sums(&mut self, rank: usize, at: Coordinates) {
         let (shards, replicas, pp, world) =
             (self.shards(), self.replicas(), self.case.mesh.pp as u64, self.world as u64);
-        let all: u64 = self.units.iter().map(|u| self.unit_elements(u, at)).sum();
+        let all: u64 = self.units.iter().map(|u| self.unit_elements(u, at)[1]).sum();
         // Every rank of a group sends its share of 2 (P − 1) N; counted at its first rank.
         let share = |first: bool, p: u64, n: u64| if first { 2 * (p - 1) * n } else { 0 };
         if replicas > 1 {

@@ -85,7 +85,26 @@ pub fn tiny_models() -> Result<Vec<(&'static str, ModelConfig)>> {
         "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "hidden_act": "silu", "initializer_range": 0.2, "attention_bias": false, "dtype": "float32"
     });
-    Ok(vec![("dense", ModelConfig::from_json("dense", dense)?)])
+    let experts = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20, "norm_topk_prob": true, "mlp_only_layers": [0], "decoder_sparse_step": 1,
+        "num_hidden_layers": 4, "tie_word_embeddings": false
+    });
+    let latent = json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 12,
+        "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 6, "n_group": 2,
+        "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.5, "norm_topk_prob": true, "num_hidden_layers": 4, "tie_word_embeddings": false
+    });
+    let like_dense = |changes: serde_json::Value| {
+        let mut config = dense.clone();
+        if let (Some(config), serde_json::Value::Object(changes)) = (config.as_object_mut(), changes) {
+            config.extend(changes);
+        }
+        config
+    };
+    let models = [("dense", dense.clone()), ("experts", like_dense(experts)), ("latent", like_dense(latent))];
+    models.into_iter().map(|(name, config)| Ok((name, ModelConfig::from_json(name, config)?))).collect()
 }
 
 /// Tolerance of losses and norms.

@@ -60,7 +60,8 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     initialise(&rt, &model, 5)?;
     let parameters = model.parameters();
     let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
-    let mut optimizer = AdamW::new(&rt, &parameters, &|_| DType::F32, options)?;
+    let trained: Vec<Parameter> = parameters.iter().filter(|p| p.trainable()).cloned().collect();
+    let mut optimizer = AdamW::new(&rt, &trained, &|_| DType::F32, options)?;
     let (share, shares) = distributed.data_share();
     let batches = micro_batches(samples, share, shares, case.micro_batches);
     let env = env_on(&Env::new(rt.clone(), Batch::causal(&[])), &distributed);
@@ -68,7 +69,7 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     for i in 0..STEPS {
         let (loss, tokens) = gradients(&model, &env, &batches, Some(&distributed))?;
         if i == 0 {
-            first = parts(&parameters, &|p| Ok(p.kept_grad().get()))?;
+            first = parts(&trained, &|p| Ok(p.kept_grad().get()))?;
             bytes = Bytes {
                 weights: parameters.iter().map(Parameter::bytes).sum(),
                 gradients: parameters.iter().filter_map(|p| p.kept_grad().get()).map(|g| g.bytes()).sum(),

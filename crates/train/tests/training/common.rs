@@ -53,9 +53,30 @@ pub fn shape(layers: usize, tied: bool) -> Value {
 }
 
 pub fn model(rt: &Runtime, layers: usize, tied: bool) -> Model {
-    let m = Model::new(&ModelConfig::from_json("test", shape(layers, tied)).unwrap()).unwrap();
+    model_of(rt, shape(layers, tied))
+}
+
+pub fn model_of(rt: &Runtime, shape: Value) -> Model {
+    let m = Model::new(&ModelConfig::from_json("test", shape).unwrap()).unwrap();
     initialise(rt, &m, 5).unwrap();
     m
+}
+
+/// `shape` with experts in all blocks but the first: 5 of them, 2 a token.
+pub fn moe_shape(family: &str, layers: usize) -> Value {
+    let mut c = shape(layers, false);
+    let more = match family {
+        "qwen3_moe" => json!({"num_experts": 5, "norm_topk_prob": true, "mlp_only_layers": [0],
+            "output_router_logits": true, "router_aux_loss_coef": 0.1}),
+        _ => json!({"num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 5, "n_group": 1, "topk_group": 1,
+            "first_k_dense_replace": 1}),
+    };
+    let rest = json!({"model_type": family, "num_experts_per_tok": 2, "moe_intermediate_size": 20});
+    for (k, v) in more.as_object().unwrap().iter().chain(rest.as_object().unwrap()) {
+        c[k] = v.clone();
+    }
+    c
 }
 
 pub fn fixtures() -> PathBuf {
@@ -64,9 +85,13 @@ pub fn fixtures() -> PathBuf {
 
 /// A Hugging Face folder with random weights and the tiny tokenizer.
 pub fn write_model(dir: &Path, layers: usize, tied: bool, dtype: StoredDType) {
+    write_model_of(dir, shape(layers, tied), dtype);
+}
+
+pub fn write_model_of(dir: &Path, shape: Value, dtype: StoredDType) {
     std::fs::create_dir_all(dir).unwrap();
     let rt = Runtime::new(1);
-    let m = model(&rt, layers, tied);
+    let m = model_of(&rt, shape);
     save_weights(&rt, &m, dir, dtype, 1 << 30, &|_: &Parameter| Ok(None)).unwrap();
     std::fs::write(dir.join("config.json"), m.config().to_json(dtype).to_string()).unwrap();
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/fixtures/tiny-chatml");

@@ -7,6 +7,7 @@ mod adapters;
 mod common;
 mod delayed;
 mod documents;
+mod experts;
 mod freeze;
 mod guard;
 mod optimizer;

@@ -28,8 +28,15 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
     record(dev, &a.profiling);
     for &(docs, s, heads, kv_heads, d) in SHAPES {
         let seqs: Vec<Seq> = (0..docs).map(|i| Seq { q_start: i * s, q_len: s, kv_start: i * s, kv_len: s }).collect();
-        let call =
-            Attention { seqs: &seqs, heads, kv_heads, head_dim: d, scale: 1.0 / (d as f32).sqrt(), window: None };
+        let call = Attention {
+            seqs: &seqs,
+            heads,
+            kv_heads,
+            head_dim: d,
+            value_dim: d,
+            scale: 1.0 / (d as f32).sqrt(),
+            window: None,
+        };
         let (nq, nk) = (docs * s * heads * d, docs * s * kv_heads * d);
         let [q, k, v, dout] = [(nq, 1), (nk, 2), (nk, 3), (nq, 4)].map(|(n, seed)| values(&rt, n, seed));
         let (q, k, v, dout) = (q?, k?, v?, dout?);

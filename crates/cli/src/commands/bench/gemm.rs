@@ -6,7 +6,7 @@ use phalanx_tensor::{Category, DType, Runtime, Tensor};
 use serde_json::json;
 
 use super::super::runtime;
-use super::{median, record, rounded, seconds, show, values};
+use super::{grouped, median, record, rounded, seconds, show, values};
 use crate::args::{BenchGemm, Dtype};
 use crate::out;
 use crate::outcome::{Outcome, Result};
@@ -55,31 +55,64 @@ const SHAPES: &[(Kind, usize, usize, usize)] = &[
     (Decode, 16, 4096, 4096),
 ];
 
+/// What is measured: one product, or those of a mixture's experts.
+enum Case {
+    One(Kind, usize, usize, usize),
+    Groups(grouped::Shape),
+}
+
+impl Case {
+    fn all() -> impl Iterator<Item = Case> {
+        let one = SHAPES.iter().map(|&(kind, m, n, k)| Case::One(kind, m, n, k));
+        one.chain(grouped::SHAPES.iter().map(|&s| Case::Groups(s)))
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Case::One(kind, m, n, k) => {
+                let name = match kind {
+                    Forward => "forward",
+                    InputGradient => "dgrad",
+                    WeightGradient => "wgrad",
+                    Decode => "decode",
+                };
+                format!("{name} {m}x{n}x{k}")
+            }
+            Case::Groups(shape) => shape.name(),
+        }
+    }
+
+    /// Whether memory sets its pace.
+    fn decodes(&self) -> bool {
+        match self {
+            Case::One(kind, ..) => *kind == Decode,
+            Case::Groups(shape) => shape.pass == grouped::Pass::Decode,
+        }
+    }
+}
+
 pub fn run(a: &BenchGemm) -> Result<Outcome> {
     let rt = runtime(a.threads)?;
     let threads = rt.device().team().threads();
     let arithmetic = a.arithmetic.into();
     record(rt.device(), &a.profiling);
     let (mut fractions, mut shown) = (vec![], 0);
-    for &(kind, m, n, k) in SHAPES {
-        let name = match kind {
-            Forward => "forward",
-            InputGradient => "dgrad",
-            WeightGradient => "wgrad",
-            Decode => "decode",
-        };
-        let shape = format!("{name} {m}x{n}x{k}");
+    for case in Case::all() {
+        let shape = case.name();
         if !a.filter.iter().all(|f| shape.contains(f.as_str())) {
             continue;
         }
-        let (rate, peak, gbs, read) = measure(&rt, (kind, m, n, k), a, arithmetic)?;
+        let (rate, peak, gbs, read) = match &case {
+            Case::One(kind, m, n, k) => measure(&rt, (*kind, *m, *n, *k), a, arithmetic)?,
+            Case::Groups(s) => s.measure(&rt, &|len, seed| operand(&rt, len, seed, a.dtype), a, arithmetic)?,
+        };
         shown += 1;
         let dtype = if a.dtype == Dtype::F32 { "f32" } else { "bf16" };
         let mut line = json!({
             "shape": shape, "dtype": dtype, "arithmetic": arithmetic.to_string(), "isa": rt.device().isa().to_string(), "threads": threads,
             "gflops": rounded(rate, 1), "fraction_of_peak": rounded(rate / peak, 3), "peak": rounded(peak, 1),
         });
-        if kind == Decode {
+        if case.decodes() {
             line["gbs"] = json!(rounded(gbs, 1));
             line["fraction_of_read"] = json!(rounded(gbs / read, 3));
             line["read"] = json!(rounded(read, 1));
@@ -88,10 +121,10 @@ pub fn run(a: &BenchGemm) -> Result<Outcome> {
         }
         if a.json {
             out::line(line)?;
-        } else if kind == Decode {
-            out::line(format_args!("{shape:<28} {gbs:>7.1} GB/s      {:.2} of the read rate {read:.1}", gbs / read))?;
+        } else if case.decodes() {
+            out::line(format_args!("{shape:<34} {gbs:>7.1} GB/s      {:.2} of the read rate {read:.1}", gbs / read))?;
         } else {
-            out::line(format_args!("{shape:<28} {rate:>7.1} GFLOP/s   {:.2} of the peak {peak:.0}", rate / peak))?;
+            out::line(format_args!("{shape:<34} {rate:>7.1} GFLOP/s   {:.2} of the peak {peak:.0}", rate / peak))?;
         }
     }
     if shown == 0 {

@@ -4,6 +4,7 @@
 mod attention;
 mod decode;
 mod gemm;
+mod grouped;
 mod train;
 
 use phalanx_kernels::Device;
