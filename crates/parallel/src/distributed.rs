@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use phalanx_comm::{CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Loss, Mesh, ReduceOp, World};
-use phalanx_nn::{Cx, Describe, NnError, Parameter, Placement, ScopeHooks, chunk};
+use phalanx_autograd::functions::Across;
+use phalanx_comm::{
+    AxisKind, CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Loss, Mesh, ReduceOp, Tp, Traffic, World,
+};
+use phalanx_nn::{AdapterSet, Cx, Describe, NnError, Parameter, Placement, ScopeHooks, chunk};
 use phalanx_tensor::{Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::PatternError;
 use crate::fsdp::{Fsdp, Reshard, units};
+use crate::tensor::{self, Layout, Slice, TensorParallel};
 
 /// How a model is laid over a mesh, apart from the sizes of the mesh's dimensions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,8 @@ pub struct ParallelPlan {
     pub prefetch: usize,
     /// Gradients are reduced in each micro-batch of an accumulation window, not only in its last.
     pub reduce_each_micro_batch: bool,
+    /// How modules are cut over tensor-parallel ranks.
+    pub tensor: tensor::Tensor,
 }
 
 impl Default for ParallelPlan {
@@ -31,6 +37,7 @@ impl Default for ParallelPlan {
             reshard: Reshard::default(),
             prefetch: 1,
             reduce_each_micro_batch: true,
+            tensor: tensor::Tensor::default(),
         }
     }
 }
@@ -40,6 +47,8 @@ struct Placed {
     parameter: Parameter,
     /// Whether its rows are dealt to the ranks of the sharding group.
     sharded: bool,
+    /// What of it this rank's tensor-parallel peers have.
+    slice: Slice,
 }
 
 /// A model on a mesh, as one rank sees it. Also the hooks that its passes run with ([`phalanx_nn::Env::hooks`]).
@@ -47,6 +56,7 @@ pub struct Distributed {
     mesh: Mesh,
     plan: ParallelPlan,
     fsdp: Option<Arc<Fsdp>>,
+    tensor: Option<TensorParallel>,
     parameters: Vec<Placed>,
 }
 
@@ -54,7 +64,7 @@ pub struct Distributed {
 #[derive(Debug, thiserror::Error)]
 pub enum DistributedError {
     /// A pattern cannot be read.
-    #[error("plan: units: {0}")]
+    #[error("plan: {0}")]
     Pattern(#[from] PatternError),
     /// The plan cannot be applied.
     #[error("plan: {what}; {mend}")]
@@ -81,20 +91,44 @@ impl Distributed {
     /// Places the parameters of `model`, which have no values yet, on `mesh`.
     ///
     /// # Errors
-    /// If a pattern matches nothing, units lie inside one another, or a parameter has a value already.
+    /// If a pattern matches nothing, units lie inside one another, a size cannot be cut into as many pieces as there are ranks, or a parameter has a
+    /// value already.
     pub fn new(model: &dyn Describe, mesh: Mesh, plan: ParallelPlan) -> Result<Arc<Distributed>> {
+        Distributed::with_adapters(model, &AdapterSet::default(), mesh, plan)
+    }
+
+    /// As [`Distributed::new`], with low-rank adapters, which have no values yet either. They are cut as the layers beside them, and whole on
+    /// every data-parallel rank.
+    ///
+    /// # Errors
+    /// As [`Distributed::new`].
+    pub fn with_adapters(
+        model: &dyn Describe,
+        adapters: &AdapterSet,
+        mesh: Mesh,
+        plan: ParallelPlan,
+    ) -> Result<Arc<Distributed>> {
         let group: &Communicator = mesh.group::<FsdpAxis>();
         let (ranks, rank) = (group.size(), group.rank());
+        let tp = mesh.group::<Tp>();
+        let layout = Layout::new(model, &plan.tensor, tp.size(), tp.rank())?;
         let mut parameters = vec![];
         for parameter in phalanx_nn::parameters(model) {
-            let mut placement = Placement::whole(parameter.shape());
+            let slice = layout.slice_of(&parameter);
+            let mut placement = slice.of(Placement::whole(parameter.shape()));
             let rows = placement.working_shape().first().copied();
             let sharded = ranks > 1 && rows.is_some();
             if let (true, Some(rows)) = (sharded, rows) {
                 placement = placement.keep(chunk(rows, ranks, rank));
             }
             parameter.place(placement)?;
-            parameters.push(Placed { parameter, sharded });
+            parameters.push(Placed { parameter, sharded, slice });
+        }
+        for (path, adapter) in &adapters.by_path {
+            for (parameter, slice) in layout.slices_of_adapter(path, adapter) {
+                parameter.place(slice.of(Placement::whole(parameter.shape())))?;
+                parameters.push(Placed { parameter, sharded: false, slice });
+            }
         }
         let fsdp = if ranks > 1 {
             let units = units(model, &plan.units)?;
@@ -102,7 +136,13 @@ impl Distributed {
         } else {
             None
         };
-        Ok(Arc::new(Distributed { mesh, plan, fsdp, parameters }))
+        let tensor = if tp.size() > 1 {
+            let slices = parameters.iter().map(|p| &p.slice);
+            Some(TensorParallel::new(tp, layout, slices, plan.tensor.keep_gathered)?)
+        } else {
+            None
+        };
+        Ok(Arc::new(Distributed { mesh, plan, fsdp, tensor, parameters }))
     }
 
     /// The mesh.
@@ -142,16 +182,21 @@ impl Distributed {
     /// If a peer failed or memory runs out.
     pub fn finish_window(&self, rt: &Runtime) -> Result<()> {
         // Rows that were reduced over the shards are still to be summed over the replicas; whole parameters over both.
-        self.all_reduce(rt, self.mesh.group::<DpReplicate>(), true)?;
-        self.all_reduce(rt, self.mesh.group::<Loss>(), false)
+        self.all_reduce(rt, self.mesh.group::<DpReplicate>(), &|p| p.sharded)?;
+        self.all_reduce(rt, self.mesh.group::<Loss>(), &|p| !p.sharded)?;
+        // What each tensor-parallel rank has only a part of.
+        for (holders, group) in self.tensor.iter().flat_map(TensorParallel::sums) {
+            self.all_reduce(rt, group, &|p| p.slice.partial && p.slice.holders == holders)?;
+        }
+        Ok(())
     }
 
-    fn all_reduce(&self, rt: &Runtime, group: &Communicator, sharded: bool) -> Result<()> {
+    fn all_reduce(&self, rt: &Runtime, group: &Communicator, wanted: &dyn Fn(&Placed) -> bool) -> Result<()> {
         if group.size() == 1 {
             return Ok(());
         }
         let (mut slots, mut grads) = (vec![], vec![]);
-        for placed in self.parameters.iter().filter(|p| p.sharded == sharded && p.parameter.trainable()) {
+        for placed in self.parameters.iter().filter(|p| p.parameter.trainable() && wanted(p)) {
             let slot = placed.parameter.kept_grad();
             grads.push(match slot.take() {
                 Some(grad) => grad,
@@ -172,8 +217,16 @@ impl Distributed {
     /// Whether this rank is the one that counts what it keeps of a parameter in sums over all ranks.
     pub fn counts(&self, parameter: &Parameter) -> bool {
         let at = self.mesh.coordinates();
-        let sharded = self.parameters.iter().any(|p| p.sharded && p.parameter.is(parameter));
-        at.dp_replicate == 0 && (sharded || (at.dp_shard == 0 && at.cp == 0)) && at.tp == 0
+        let Some(placed) = self.parameters.iter().find(|p| p.parameter.is(parameter)) else { return false };
+        let first_shard = placed.sharded || (at.dp_shard == 0 && at.cp == 0);
+        at.dp_replicate == 0 && first_shard && at.tp == placed.slice.holders.start
+    }
+
+    /// What this rank sent in each group of more than one rank. Groups of some tensor-parallel ranks come under their axis, each by itself.
+    pub fn traffic(&self) -> Vec<(AxisKind, Traffic)> {
+        let mut all = self.mesh.traffic();
+        all.extend(self.tensor.iter().flat_map(TensorParallel::traffic));
+        all
     }
 
     /// Sums over the ranks that hold different tokens.
@@ -204,11 +257,23 @@ impl ScopeHooks for Distributed {
     fn enter(&self, cx: &mut Cx) -> phalanx_nn::Result<()> {
         self.fsdp.as_ref().map_or(Ok(()), |fsdp| fsdp.enter(cx))
     }
-    fn input(&self, _cx: &mut Cx, x: Tensor) -> phalanx_nn::Result<Tensor> {
-        Ok(x)
+    fn input(&self, cx: &mut Cx, x: Tensor) -> phalanx_nn::Result<Tensor> {
+        match &self.tensor {
+            Some(tensor) => tensor.input(cx, x),
+            None => Ok(x),
+        }
     }
-    fn output(&self, _cx: &mut Cx, y: Tensor) -> phalanx_nn::Result<Tensor> {
-        Ok(y)
+    fn output(&self, cx: &mut Cx, y: Tensor) -> phalanx_nn::Result<Tensor> {
+        match &self.tensor {
+            Some(tensor) => tensor.output(cx, y),
+            None => Ok(y),
+        }
+    }
+    fn across(&self) -> Option<Arc<dyn Across>> {
+        self.tensor.as_ref().map(TensorParallel::across)
+    }
+    fn first_row(&self, tokens: usize) -> usize {
+        self.tensor.as_ref().map_or(0, |tensor| tensor.first_row(tokens))
     }
     fn leave(&self, cx: &mut Cx) -> phalanx_nn::Result<()> {
         self.fsdp.as_ref().map_or(Ok(()), |fsdp| fsdp.leave(cx))

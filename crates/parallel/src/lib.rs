@@ -29,6 +29,7 @@ pub mod pipeline;
 mod plan;
 mod resolve;
 mod show;
+pub mod tensor;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use distributed::{Distributed, DistributedError, ParallelPlan};

@@ -4,6 +4,7 @@ use phalanx_models::ModelConfig;
 use phalanx_train::layouts::{chosen, verify};
 use serde_json::{Value, json};
 
+/// Four query heads over two key heads with norms, and a vocabulary that nothing divides.
 fn dense(tied: bool) -> ModelConfig {
     let config: Value = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 103, "hidden_size": 24,
@@ -15,10 +16,26 @@ fn dense(tied: bool) -> ModelConfig {
     ModelConfig::from_json("dense", config).unwrap()
 }
 
+/// Six query heads over three key heads, biases everywhere (those of row layers too), no norms of heads.
+fn biased() -> ModelConfig {
+    let config: Value = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 101, "hidden_size": 24,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 4,
+        "intermediate_size": 42, "tie_word_embeddings": false, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu", "initializer_range": 0.2, "attention_bias": true, "mlp_bias": true, "dtype": "float32"
+    });
+    ModelConfig::from_json("biased", config).unwrap()
+}
+
 fn all_pass(config: &ModelConfig, ranks: usize, only: &str) {
     let cases = chosen(config, ranks, only).unwrap();
     let mut failed = vec![];
     let results = verify(config, &cases, &mut |r| {
+        println!(
+            "{:<44} {:.1e} {:.1e} {:.1e} {:.1e}",
+            r.layout, r.loss_rel, r.norm_rel, r.grad_rel_max, r.weights_rel_max
+        );
         if !r.pass {
             failed.push(format!("{r:#?}"));
         }
@@ -29,11 +46,16 @@ fn all_pass(config: &ModelConfig, ranks: usize, only: &str) {
 }
 
 #[test]
-fn data_parallel_layouts() {
+fn layouts_of_a_tied_model() {
     all_pass(&dense(true), 6, "");
 }
 
 #[test]
 fn with_a_head_of_its_own() {
-    all_pass(&dense(false), 3, "");
+    all_pass(&dense(false), 4, "");
+}
+
+#[test]
+fn with_biases_and_three_key_heads() {
+    all_pass(&biased(), 6, "tp");
 }

@@ -12,16 +12,19 @@ mod linear;
 mod linear_cross_entropy;
 mod norm;
 mod rope;
+mod sliced_cross_entropy;
 
 pub use add::{add, scale_add};
 pub use attention::{AttentionSpec, attention};
-pub use dropout::dropout;
-pub use embedding::embedding;
+pub use dropout::{Part, dropout, dropout_part};
+pub use embedding::{embedding, embedding_slice};
 pub use glu::glu;
 pub use linear::{LinearSpec, PassScales, linear};
 pub use linear_cross_entropy::{HeadSpec, LossOutput, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
+pub use phalanx_kernels::embedding::Rows;
 pub use rope::rope;
+pub use sliced_cross_entropy::{Across, VocabularySlice};
 
 use std::sync::Arc;
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod embedding;
+mod head;
 mod linear;
 mod mlp;
 mod norm;
@@ -9,6 +10,7 @@ mod rope;
 
 pub use attention::{Attention, AttentionConfig};
 pub use embedding::Embedding;
+pub use head::cross_entropy;
 pub use linear::Linear;
 pub use mlp::{GatedMlp, MlpConfig};
 pub use norm::{LayerNorm, RmsNorm};

@@ -4,11 +4,18 @@ use std::collections::BTreeMap;
 
 use phalanx_models::ModelConfig;
 
+use super::data::Sample;
 use super::run::{Part, Rank};
 use super::{Case, LOSS_TOLERANCE, LayoutResult, STEPS, TOLERANCE, formula};
 use crate::Result;
 
-pub(super) fn compare(config: &ModelConfig, case: &Case, one: &Rank, ranks: &[Rank]) -> Result<LayoutResult> {
+pub(super) fn compare(
+    config: &ModelConfig,
+    case: &Case,
+    samples: &[Sample],
+    one: &Rank,
+    ranks: &[Rank],
+) -> Result<LayoutResult> {
     let mut faults = vec![];
     let relative = |got: f64, want: f64| if got == want { 0.0 } else { ((got - want) / want).abs() };
     let (mut loss_rel, mut norm_rel, mut tokens_equal) = (0f64, 0f64, true);
@@ -32,7 +39,7 @@ pub(super) fn compare(config: &ModelConfig, case: &Case, one: &Rank, ranks: &[Ra
     let (grad_rel_max, grad_worst) = worst(&gradients, &one.gradients);
     let (weights_rel_max, _) = worst(&weights, &one.weights);
     let traffic: Vec<_> = ranks.iter().map(|r| r.traffic.as_slice()).collect();
-    let moved = formula::check(config, case, &traffic, &mut faults)?;
+    let moved = formula::check(config, case, samples, &traffic, &mut faults)?;
     let within = loss_rel <= LOSS_TOLERANCE
         && norm_rel <= LOSS_TOLERANCE
         && grad_rel_max <= TOLERANCE

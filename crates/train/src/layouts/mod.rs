@@ -33,6 +33,8 @@ pub struct Case {
     pub mesh: MeshShape,
     /// What else there is to choose.
     pub plan: ParallelPlan,
+    /// Whether blocks are forgotten after forward and run again in backward.
+    pub recompute: bool,
 }
 
 /// What a layout gave, beside one rank.
@@ -76,18 +78,22 @@ pub const TOLERANCE: f64 = 1e-5;
 /// Optimizer steps.
 pub const STEPS: usize = 5;
 
+/// Rows of a chunk of the loss: the fewest there are, so that a batch has several, some without any target.
+const LOGITS_CHUNK_ROWS: usize = 16;
+
 /// Verifies each case and tells `on` of it as soon as it is known.
 ///
 /// # Errors
 /// If the model cannot be built or a rank fails.
 pub fn verify(config: &ModelConfig, cases: &[Case], on: &mut dyn FnMut(&LayoutResult)) -> Result<Vec<LayoutResult>> {
     let data = data::samples(config.vocab_size);
-    let one = Case { name: "one rank".into(), mesh: MeshShape::default(), plan: ParallelPlan::default() };
+    let (mesh, plan) = (MeshShape::default(), ParallelPlan::default());
+    let one = Case { name: "one rank".into(), mesh, plan, recompute: false };
     let reference = run::run(config, &one, &data)?;
     let mut out = Vec::with_capacity(cases.len());
     for case in cases {
         let ranks = run::run(config, case, &data)?;
-        let result = compare::compare(config, case, &reference[0], &ranks)?;
+        let result = compare::compare(config, case, &data, &reference[0], &ranks)?;
         on(&result);
         out.push(result);
     }
