@@ -343,6 +343,7 @@ fn fused_head_and_loss() {
                     targets: Arc::clone(&targets),
                     chunk_bytes: 1,
                     arithmetic: Arithmetic::F32,
+                    slice: None,
                 };
                 let out = linear_cross_entropy(rt, Some(tape), g.x(0), spec).unwrap();
                 assert_eq!(out.sum.count, targets.iter().filter(|&&t| t >= 0).count());
@@ -363,8 +364,13 @@ fn a_tied_head_gets_the_sum_of_both_uses() {
         |rt, tape, g| {
             let x = embedding(rt, Some(tape), &ids, g.p(0)).unwrap();
             let n = rms_norm(rt, Some(tape), &x, g.p(1), 1e-5).unwrap();
-            let spec =
-                HeadSpec { weight: g.p(0), targets: Arc::clone(&targets), chunk_bytes: 1, arithmetic: Arithmetic::F32 };
+            let spec = HeadSpec {
+                weight: g.p(0),
+                targets: Arc::clone(&targets),
+                chunk_bytes: 1,
+                arithmetic: Arithmetic::F32,
+                slice: None,
+            };
             linear_cross_entropy(rt, Some(tape), &n, spec).unwrap().loss
         },
         |a| {
@@ -380,7 +386,8 @@ fn a_fused_loss_refuses_another_upstream_factor() {
     let mut tape = Tape::new();
     let x = tape.input(rt.from_f32(&[2, 3], &values(1, 6), Category::Activations).unwrap());
     let weight = Param::new(rt.from_f32(&[4, 3], &values(2, 12), Category::Weights).unwrap(), None);
-    let spec = HeadSpec { weight, targets: Arc::from([1, 2]), chunk_bytes: 1, arithmetic: Arithmetic::F32 };
+    let spec =
+        HeadSpec { weight, targets: Arc::from([1, 2]), chunk_bytes: 1, arithmetic: Arithmetic::F32, slice: None };
     let out = linear_cross_entropy(&rt, Some(&mut tape), &x, spec).unwrap();
     let half = rt.from_f32(&[1], &[0.5], Category::Activations).unwrap();
     let e = tape.backward(&rt, &out.loss, half).map(|_| ()).unwrap_err();

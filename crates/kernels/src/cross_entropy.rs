@@ -8,6 +8,7 @@
 use crate::elementwise::sum_rows;
 use crate::error::{bad_shape, check_len};
 use crate::gemm::{Arithmetic, Gemm, gemm};
+use crate::isa::Isa;
 use crate::par::{Parts, rows_per_task};
 use crate::profile::per_element;
 use crate::simd::math::{exp, sum_over};
@@ -68,9 +69,37 @@ pub fn log_sum_exps(dev: &Device, logits: &[f32], lse: &mut [f32]) -> Result<()>
 /// Exponentials added up in f32 before f64 takes over: a sum of more would lose digits.
 const RUN: usize = 1 << 10;
 
+/// ln Σ eˣ.
+fn log_sum_exp(isa: Isa, row: &[f32]) -> f32 {
+    let SliceSum { max, sum } = max_and_sum(isa, row);
+    (f64::from(max) + sum.ln()) as f32
+}
+
+/// Softmax of a row over a slice of its logits: the greatest, and Σ e^(x − max). Slices are put together by [`SliceSum::join`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SliceSum {
+    /// The greatest logit; −∞ of none.
+    pub max: f32,
+    /// Σ e^(x − max).
+    pub sum: f64,
+}
+
+impl SliceSum {
+    /// ln Σ eˣ over all slices of a row. A NaN anywhere gives NaN.
+    pub fn join(slices: impl Iterator<Item = SliceSum> + Clone) -> f32 {
+        let max = slices.clone().map(|s| s.max).fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY {
+            // Nothing but −∞: ∞ − ∞ below would make it NaN.
+            return slices.fold(max, |a, s| a + s.sum as f32);
+        }
+        let sum: f64 = slices.map(|s| s.sum * (f64::from(s.max) - f64::from(max)).exp()).sum();
+        (f64::from(max) + sum.ln()) as f32
+    }
+}
+
 simd_fn! {
     /// The greatest value first, then the sum of the exponentials below it; its order depends on V alone.
-    fn log_sum_exp(s, row: &[f32]) -> f32 {
+    fn max_and_sum(s, row: &[f32]) -> SliceSum {
         let low = s.splat(f32::NEG_INFINITY);
         let mut max = [low; 4];
         let mut i = 0;
@@ -83,21 +112,43 @@ simd_fn! {
         let max = s.largest(s.max(s.max(max[0], max[1]), s.max(max[2], max[3])));
         if max == f32::NEG_INFINITY {
             // Nothing but −∞ (or NaN, which must not be lost): ∞ − ∞ below would make it NaN.
-            return row.iter().fold(max, |a, &x| a + x);
+            let nan = row.iter().any(|x| x.is_nan());
+            return SliceSum { max, sum: if nan { f64::NAN } else { 0.0 } };
         }
         let top = s.splat(max);
-        let mut total = 0f64;
+        let mut sum = 0f64;
         for run in row.chunks(RUN) {
-            let sum = sum_over(s, run.len(), #[inline(always)] |i, sum| {
+            let part = sum_over(s, run.len(), #[inline(always)] |i, sum| {
                 s.add(sum, exp(s, s.sub(s.load_or(run, i, f32::NEG_INFINITY), top)))
             });
-            total += f64::from(sum);
+            sum += f64::from(part);
         }
-        (f64::from(max) + total.ln()) as f32
+        SliceSum { max, sum }
     }
 }
 
-fn check_targets(targets: &[i32], v: usize) -> Result<()> {
+/// Softmax sums of each row of `logits` [C,V′], a slice of the vocabulary.
+///
+/// # Errors
+/// If a length does not fit.
+pub fn slice_sums(dev: &Device, logits: &[f32], sums: &mut [SliceSum]) -> Result<()> {
+    let v = logits.len() / sums.len().max(1);
+    check_len("slice_sums", "logits", logits.len(), sums.len() * v)?;
+    let _span = dev.profiler().kernel("slice_sums", || per_element(logits.len(), 4, 4));
+    let rows = rows_per_task(v);
+    dev.team().for_chunks_mut(sums, rows, &|i, sums| {
+        for (j, sum) in sums.iter_mut().enumerate() {
+            *sum = max_and_sum(dev.isa(), &logits[(i * rows + j) * v..(i * rows + j + 1) * v]);
+        }
+    });
+    Ok(())
+}
+
+/// Whether every target is a token of a vocabulary of `v`, or not counted.
+///
+/// # Errors
+/// Names the first that is not.
+pub fn check_targets(targets: &[i32], v: usize) -> Result<()> {
     match targets.iter().position(|&t| t != IGNORE && (t < 0 || t as usize >= v)) {
         Some(i) => {
             bad_shape("cross_entropy", format!("target {} of token {i} is outside a vocabulary of {v}", targets[i]))
@@ -111,11 +162,31 @@ fn check_targets(targets: &[i32], v: usize) -> Result<()> {
 /// # Errors
 /// As [`log_probs`].
 pub fn grad_in_place(dev: &Device, logits: &mut [f32], targets: &[i32], lse: &[f32], scale: f32) -> Result<()> {
+    let v = logits.len() / targets.len().max(1);
+    check_targets(targets, v)?;
+    grad_slice_in_place(dev, logits, targets, 0, lse, scale)
+}
+
+/// As [`grad_in_place`] for a slice of the vocabulary: `logits` [C,V′] are those of tokens `first`, …; `lse` is over the whole vocabulary, in
+/// which `targets` lie.
+///
+/// # Errors
+/// If a length does not fit.
+pub fn grad_slice_in_place(
+    dev: &Device,
+    logits: &mut [f32],
+    targets: &[i32],
+    first: usize,
+    lse: &[f32],
+    scale: f32,
+) -> Result<()> {
     let c = targets.len();
     let v = logits.len() / c.max(1);
     check_len("cross_entropy", "logits", logits.len(), c * v)?;
     check_len("cross_entropy", "lse", lse.len(), c)?;
-    check_targets(targets, v)?;
+    if v == 0 {
+        return Ok(());
+    }
     let _span = dev.profiler().kernel("cross_entropy gradient", || per_element(logits.len(), 3, 8));
     let rows = rows_per_task(v);
     dev.team().for_chunks_mut(logits, rows * v, &|i, logits| {
@@ -123,9 +194,12 @@ pub fn grad_in_place(dev: &Device, logits: &mut [f32], targets: &[i32], lse: &[f
             let t = i * rows + j;
             if targets[t] == IGNORE {
                 row.fill(0.0);
-            } else {
-                scaled_softmax(dev.isa(), row, lse[t], scale);
-                row[targets[t] as usize] -= scale;
+                continue;
+            }
+            scaled_softmax(dev.isa(), row, lse[t], scale);
+            let target = usize::try_from(targets[t]).ok().and_then(|t| t.checked_sub(first));
+            if let Some(x) = target.and_then(|t| row.get_mut(t)) {
+                *x -= scale;
             }
         }
     });

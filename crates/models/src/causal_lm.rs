@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::functions::{self, HeadSpec, LossOutput};
+use phalanx_autograd::functions::LossOutput;
 use phalanx_kernels::cross_entropy::LossSum;
 use phalanx_kernels::gemm::{Arithmetic, Gemm, gemm};
+use phalanx_nn::layers::cross_entropy;
 use phalanx_nn::{Cx, Describe, Parameter, Visitor};
 use phalanx_tensor::{Category, DType, Runtime, Tensor, multiply_prepared};
 
@@ -140,16 +141,7 @@ pub fn loss(model: &Model, cx: &mut Cx, ids: &Arc<[u32]>, targets: &Arc<[i32]>) 
 /// # Errors
 /// As [`loss`].
 pub fn head_loss(model: &Model, cx: &mut Cx, hidden: Tensor, targets: &Arc<[i32]>) -> Result<LossOutput> {
-    Ok(cx.sink("lm_head", hidden, |cx, hidden| {
-        let spec = HeadSpec {
-            weight: model.head().param()?,
-            targets: Arc::clone(targets),
-            chunk_bytes: cx.env().logits_chunk_bytes,
-            arithmetic: cx.arithmetic(),
-        };
-        let (rt, tape) = cx.parts();
-        Ok(functions::linear_cross_entropy(rt, tape, &hidden, spec)?)
-    })?)
+    Ok(cx.sink("lm_head", hidden, |cx, hidden| cross_entropy(cx, model.head(), &hidden, targets))?)
 }
 
 /// Logits [R, V] of hidden rows [R, H], as exact as `arithmetic` has the head's product (weights that are laid out for generation have their own).

@@ -55,7 +55,7 @@ pub fn lay_out(rt: &Runtime, model: &Model, form: WeightForm) -> Result<()> {
 fn kinds(model: &Model) -> HashMap<String, &'static str> {
     let (mut of_module, mut kinds) = (HashMap::new(), HashMap::new());
     walk(model, &mut |event| match event {
-        Walk::Module(path, kind) => drop(of_module.insert(path.to_owned(), kind)),
+        Walk::Module(path, module) => drop(of_module.insert(path.to_owned(), module.kind())),
         Walk::Parameter(path, p) => {
             kinds.entry(p.name().to_owned()).or_insert_with(|| of_module.get(path).copied().unwrap_or_default());
         }

@@ -218,6 +218,15 @@ impl Cx {
         Stream::new(self.env.seed, &format!("{}.{what}", self.path)).at(self.env.moment)
     }
 
+    /// Where rows that a module of this scope sees begin among those of the batch: all are there, or this rank's share of them.
+    pub(crate) fn first_row(&self, rows: usize) -> usize {
+        let all = self.env.batch.tokens();
+        match &self.env.hooks {
+            Some(hooks) if rows < all => hooks.first_row(all),
+            _ => 0,
+        }
+    }
+
     /// The generation cache, if there is one, with the scope it is asked from.
     pub(crate) fn kv_cache(&mut self) -> Option<(&mut dyn KvCache, &str)> {
         match &mut self.kv_cache {

@@ -20,7 +20,8 @@ impl DelayedScales {
     pub fn new(model: &dyn Describe, plan: &ResolvedPlan) -> DelayedScales {
         let mut by_path = BTreeMap::new();
         walk(model, &mut |event| {
-            if let Walk::Module(path, "linear") = event
+            if let Walk::Module(path, module) = event
+                && module.kind() == "linear"
                 && plan.arithmetic(path).has_history()
             {
                 by_path.insert(path.to_owned(), Arc::new(LayerScales::new(Delayed::default())));

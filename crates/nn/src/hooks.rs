@@ -1,5 +1,8 @@
 //! What happens around a module that is not in the module: the seam through which parallel forms reach a model.
 
+use std::sync::Arc;
+
+use phalanx_autograd::functions::Across;
 use phalanx_tensor::Tensor;
 
 use crate::{Cx, Result};
@@ -32,4 +35,15 @@ pub trait ScopeHooks: Send + Sync {
     /// # Errors
     /// As [`ScopeHooks::enter`].
     fn leave(&self, cx: &mut Cx) -> Result<()>;
+
+    /// The ranks that hold the other slices of parameters, where those are cut.
+    fn across(&self) -> Option<Arc<dyn Across>> {
+        None
+    }
+
+    /// Which of all rows of a batch of `tokens` is the first on this rank where rows are dealt to ranks.
+    fn first_row(&self, tokens: usize) -> usize {
+        let _ = tokens;
+        0
+    }
 }

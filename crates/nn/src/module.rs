@@ -12,6 +12,11 @@ pub trait Describe: Send + Sync + 'static {
     /// What kind of module it is, for plans and `plan show`: `linear`, `norm`, `embedding`, `attention`, `mlp`, `block`, `model`; of a mixture of
     /// experts also `router`, `experts`, `expert`, `expert_linear`.
     fn kind(&self) -> &'static str;
+
+    /// Size of a head, where its projections are made of heads that cannot be cut apart.
+    fn head_dim(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A piece of a model that maps rows to rows.
@@ -23,10 +28,10 @@ pub trait Module: Describe {
     fn forward(&self, cx: &mut Cx, x: Tensor) -> Result<Tensor>;
 }
 
-/// What a walk comes by: a module (path, kind), or a parameter of the module at a path.
+/// What a walk comes by: a module at a path, or a parameter of the module at a path.
 pub enum Walk<'a> {
     /// A module, before what is below it.
-    Module(&'a str, &'static str),
+    Module(&'a str, &'a dyn Describe),
     /// A parameter of the module at the path.
     Parameter(&'a str, &'a Parameter),
 }
@@ -45,7 +50,7 @@ impl Visitor<'_> {
             self.path.push('.');
         }
         self.path.push_str(name);
-        (self.on)(Walk::Module(&self.path, module.kind()));
+        (self.on)(Walk::Module(&self.path, module));
         module.visit(self);
         self.path.truncate(before);
     }

@@ -3,16 +3,18 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use phalanx_autograd::functions::Across;
 use phalanx_comm::{
-    CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Traffic, World,
+    CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Tp, Traffic, World,
 };
-use phalanx_nn::{Cx, Describe, NnError, Parameter, Placement, ScopeHooks, Walk, chunk};
+use phalanx_nn::{AdapterSet, Cx, Describe, NnError, Parameter, Placement, ScopeHooks, Walk, chunk};
 use phalanx_tensor::{Category, Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::PatternError;
 use crate::fsdp::{Fsdp, Reshard, units};
 use crate::stages::{PipelinePlan, Stages, Tied};
+use crate::tensor::{self, Layout, Slice, TensorParallel};
 
 /// How a model is laid over a mesh, apart from the sizes of the mesh's dimensions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub struct ParallelPlan {
     pub reduce_each_micro_batch: bool,
     /// Stages and their schedule.
     pub pipeline: PipelinePlan,
+    /// How modules are cut over tensor-parallel ranks.
+    pub tensor: tensor::Tensor,
 }
 
 impl Default for ParallelPlan {
@@ -38,6 +42,7 @@ impl Default for ParallelPlan {
             prefetch: 1,
             reduce_each_micro_batch: true,
             pipeline: PipelinePlan::default(),
+            tensor: tensor::Tensor::default(),
         }
     }
 }
@@ -49,6 +54,8 @@ struct Placed {
     sharded: bool,
     /// Whether an earlier rank of the pipeline uses it too, and counts it.
     counted_before: bool,
+    /// What of it this rank's tensor-parallel peers have.
+    slice: Slice,
 }
 
 /// A model on a mesh, as one rank sees it. Also the hooks that its passes run with ([`phalanx_nn::Env::hooks`]).
@@ -58,6 +65,7 @@ pub struct Distributed {
     fsdp: Option<Arc<Fsdp>>,
     stages: Option<Stages>,
     tied: Option<Tied>,
+    tensor: Option<TensorParallel>,
     /// Those that this rank uses.
     parameters: Vec<Placed>,
     /// Parameters beside the model's that every rank holds whole (adapters).
@@ -68,7 +76,7 @@ pub struct Distributed {
 #[derive(Debug, thiserror::Error)]
 pub enum DistributedError {
     /// A pattern cannot be read.
-    #[error("plan: units: {0}")]
+    #[error("plan: {0}")]
     Pattern(#[from] PatternError),
     /// The plan cannot be applied.
     #[error("plan: {what}; {mend}")]
@@ -95,9 +103,30 @@ impl Distributed {
     /// Places the parameters of `model`, which have no values yet, on `mesh`.
     ///
     /// # Errors
-    /// If a pattern matches nothing, units lie inside one another, or a parameter has a value already.
+    /// If a pattern matches nothing, units lie inside one another, a size cannot be cut into as many pieces as there are ranks, or a parameter has a
+    /// value already.
     pub fn new(model: &dyn Describe, mesh: Mesh, plan: ParallelPlan) -> Result<Arc<Distributed>> {
+        Distributed::with_adapters(model, &AdapterSet::default(), mesh, plan)
+    }
+
+    /// As [`Distributed::new`], with low-rank adapters, which have no values yet either. They are cut as the layers beside them, and whole on
+    /// every data-parallel rank.
+    ///
+    /// # Errors
+    /// As [`Distributed::new`].
+    pub fn with_adapters(
+        model: &dyn Describe,
+        adapters: &AdapterSet,
+        mesh: Mesh,
+        plan: ParallelPlan,
+    ) -> Result<Arc<Distributed>> {
         let pp = mesh.group::<Pp>();
+        if pp.size() > 1 && mesh.shape().tp > 1 {
+            return Err(DistributedError::Plan {
+                what: format!("mesh ({}): pipeline stages are not cut over tensor-parallel ranks yet", mesh.shape()),
+                mend: "set pp or tp to 1".into(),
+            });
+        }
         let stages = match pp.size() {
             1 => None,
             _ => Some(Stages::new(&plan.pipeline, blocks(model), pp)?),
@@ -108,13 +137,16 @@ impl Distributed {
         };
         let group: &Communicator = mesh.group::<FsdpAxis>();
         let (ranks, rank) = (group.size(), group.rank());
+        let tp = mesh.group::<Tp>();
+        let layout = Layout::new(model, &plan.tensor, tp.size(), tp.rank())?;
         let mut parameters = vec![];
         for (parameter, users) in &users {
             if !users.contains(&pp.rank()) {
                 parameter.place(Placement::nowhere(parameter.shape()))?;
                 continue;
             }
-            let mut placement = Placement::whole(parameter.shape());
+            let slice = layout.slice_of(parameter);
+            let mut placement = slice.of(Placement::whole(parameter.shape()));
             let rows = placement.working_shape().first().copied();
             let sharded = ranks > 1 && rows.is_some();
             if let (true, Some(rows)) = (sharded, rows) {
@@ -122,7 +154,13 @@ impl Distributed {
             }
             parameter.place(placement)?;
             let counted_before = users[0] != pp.rank();
-            parameters.push(Placed { parameter: parameter.clone(), sharded, counted_before });
+            parameters.push(Placed { parameter: parameter.clone(), sharded, counted_before, slice });
+        }
+        for (path, adapter) in &adapters.by_path {
+            for (parameter, slice) in layout.slices_of_adapter(path, adapter) {
+                parameter.place(slice.of(Placement::whole(parameter.shape())))?;
+                parameters.push(Placed { parameter, sharded: false, counted_before: false, slice });
+            }
         }
         let fsdp = if ranks > 1 {
             let mut units = units(model, &plan.units)?;
@@ -132,13 +170,21 @@ impl Distributed {
         } else {
             None
         };
+        let tensor = if tp.size() > 1 {
+            let slices = parameters.iter().map(|p| &p.slice);
+            Some(TensorParallel::new(tp, layout, slices, plan.tensor.keep_gathered)?)
+        } else {
+            None
+        };
         let tied = tied(&users, pp)?;
-        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, parameters, beside: OnceLock::new() }))
+        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, tensor, parameters, beside: OnceLock::new() }))
     }
 
-    /// What this rank sent in each group of more than one rank, and where its time went.
+    /// What this rank sent in each group of more than one rank, and where its time went. Groups of some tensor-parallel ranks come under their
+    /// axis, each by itself.
     pub fn traffic(&self) -> Vec<(String, Traffic)> {
-        let axes = self.mesh.traffic().into_iter().map(|(axis, traffic)| (axis.name().to_owned(), traffic));
+        let some = self.tensor.iter().flat_map(TensorParallel::traffic);
+        let axes = self.mesh.traffic().into_iter().chain(some).map(|(axis, traffic)| (axis.name().to_owned(), traffic));
         axes.chain(self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()))).collect()
     }
 
@@ -218,6 +264,11 @@ impl Distributed {
         all_reduce(rt, self.mesh.group::<DpReplicate>(), of(true))?;
         let beside = self.beside.get().into_iter().flatten();
         all_reduce(rt, self.mesh.group::<Loss>(), of(false).chain(beside))?;
+        // What each tensor-parallel rank has only a part of.
+        for (holders, group) in self.tensor.iter().flat_map(TensorParallel::sums) {
+            let partial = self.parameters.iter().filter(|p| p.slice.partial && p.slice.holders == holders);
+            all_reduce(rt, group, partial.map(|p| &p.parameter))?;
+        }
         // Each stage has the sum of its own uses.
         self.tied.as_ref().map_or(Ok(()), |tied| all_reduce(rt, &tied.group, tied.parameters.iter()))
     }
@@ -229,8 +280,8 @@ impl Distributed {
             let beside = self.beside.get().into_iter().flatten().any(|p| p.is(parameter));
             return beside && self.mesh.group::<World>().rank() == 0;
         };
-        let first = at.dp_replicate == 0 && (placed.sharded || (at.dp_shard == 0 && at.cp == 0)) && at.tp == 0;
-        first && !placed.counted_before
+        let first = at.dp_replicate == 0 && (placed.sharded || (at.dp_shard == 0 && at.cp == 0));
+        first && at.tp == placed.slice.holders.start && !placed.counted_before
     }
 
     /// Sums over the ranks that hold different tokens. In a pipeline the values of the stage with the loss count, and all stages get the sum.
@@ -265,11 +316,23 @@ impl ScopeHooks for Distributed {
     fn enter(&self, cx: &mut Cx) -> phalanx_nn::Result<()> {
         self.fsdp.as_ref().map_or(Ok(()), |fsdp| fsdp.enter(cx))
     }
-    fn input(&self, _cx: &mut Cx, x: Tensor) -> phalanx_nn::Result<Tensor> {
-        Ok(x)
+    fn input(&self, cx: &mut Cx, x: Tensor) -> phalanx_nn::Result<Tensor> {
+        match &self.tensor {
+            Some(tensor) => tensor.input(cx, x),
+            None => Ok(x),
+        }
     }
-    fn output(&self, _cx: &mut Cx, y: Tensor) -> phalanx_nn::Result<Tensor> {
-        Ok(y)
+    fn output(&self, cx: &mut Cx, y: Tensor) -> phalanx_nn::Result<Tensor> {
+        match &self.tensor {
+            Some(tensor) => tensor.output(cx, y),
+            None => Ok(y),
+        }
+    }
+    fn across(&self) -> Option<Arc<dyn Across>> {
+        self.tensor.as_ref().map(TensorParallel::across)
+    }
+    fn first_row(&self, tokens: usize) -> usize {
+        self.tensor.as_ref().map_or(0, |tensor| tensor.first_row(tokens))
     }
     fn leave(&self, cx: &mut Cx) -> phalanx_nn::Result<()> {
         self.fsdp.as_ref().map_or(Ok(()), |fsdp| fsdp.leave(cx))
@@ -278,7 +341,7 @@ impl ScopeHooks for Distributed {
 
 fn blocks(model: &dyn Describe) -> usize {
     let mut n = 0;
-    phalanx_nn::walk(model, &mut |event| n += usize::from(matches!(event, Walk::Module(_, "block"))));
+    phalanx_nn::walk(model, &mut |event| n += usize::from(matches!(event, Walk::Module(_, m) if m.kind() == "block")));
     n
 }
 

@@ -32,6 +32,7 @@ mod plan;
 mod resolve;
 mod show;
 mod stages;
+pub mod tensor;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use distributed::{Distributed, DistributedError, ParallelPlan};

@@ -170,7 +170,7 @@ fn one_or_many<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Vec<String>, D:
 }
 
 /// A map in the order it was written.
-fn pairs<'de, D: serde::Deserializer<'de>, P: DeserializeOwned>(d: D) -> Result<Vec<(String, P)>, D::Error> {
+pub(crate) fn pairs<'de, D: serde::Deserializer<'de>, P: DeserializeOwned>(d: D) -> Result<Vec<(String, P)>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Form<P> {

@@ -31,7 +31,7 @@ impl Site {
 pub fn sites(model: &dyn Describe) -> Vec<Site> {
     let mut out: Vec<Site> = Vec::new();
     phalanx_nn::walk(model, &mut |event| match event {
-        phalanx_nn::Walk::Module(path, kind) => out.push(Site::new(path, kind, &[])),
+        phalanx_nn::Walk::Module(path, module) => out.push(Site::new(path, module.kind(), &[])),
         phalanx_nn::Walk::Parameter(path, p) => {
             if let Some(site) = out.iter_mut().rev().find(|s| s.path == path) {
                 site.parameters.push(p.name().to_owned());

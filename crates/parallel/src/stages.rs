@@ -71,7 +71,9 @@ impl Stages {
         let mut block: Option<(usize, String)> = None;
         let mut users: Vec<(Parameter, Vec<usize>)> = vec![];
         phalanx_nn::walk(model, &mut |event| match event {
-            Walk::Module(path, "block") => block = Some((block.as_ref().map_or(0, |b| b.0 + 1), path.to_owned())),
+            Walk::Module(path, m) if m.kind() == "block" => {
+                block = Some((block.as_ref().map_or(0, |b| b.0 + 1), path.to_owned()))
+            }
             Walk::Module(..) => {}
             Walk::Parameter(path, p) => {
                 let stage = match &block {

@@ -11,25 +11,65 @@ use crate::{Function, Result, Tape};
 /// # Errors
 /// If memory runs out.
 pub fn dropout(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, p: f32, stream: Stream) -> Result<Tensor> {
+    dropout_part(rt, tape, x, p, stream, Part::default())
+}
+
+/// Where the rows that are here lie in greater ones, so that every rank draws its part of one mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// First row that is here.
+    pub row: usize,
+    /// First column that is here, and columns of a whole row; `None`: rows are whole.
+    pub column: Option<(usize, usize)>,
+}
+
+impl Part {
+    /// Offset in the whole of element `i` of a part whose rows have `width` elements.
+    fn offset(self, i: u64, width: u64) -> u64 {
+        match self.column {
+            None => self.row as u64 * width + i,
+            Some((first, of)) => (self.row as u64 + i / width) * of as u64 + first as u64 + i % width,
+        }
+    }
+}
+
+/// As [`dropout`] for a part of the rows x [T, …] and columns: what the whole would drop there.
+///
+/// # Errors
+/// If memory runs out.
+pub fn dropout_part(
+    rt: &Runtime,
+    tape: Option<&mut Tape>,
+    x: &Tensor,
+    p: f32,
+    stream: Stream,
+    part: Part,
+) -> Result<Tensor> {
     if p == 0.0 {
         return Ok(x.clone());
     }
-    let y = drop_elements(rt, x, p, stream)?;
+    let f = Dropout { p, stream, part };
+    let y = f.apply(rt, x)?;
     Ok(match tape {
         None => y,
-        Some(t) => t.record(&[x], false, y, Dropout { p, stream }, None),
+        Some(t) => t.record(&[x], false, y, f, None),
     })
-}
-
-fn drop_elements(rt: &Runtime, x: &Tensor, p: f32, stream: Stream) -> Result<Tensor> {
-    let mut y = rt.empty(x.shape(), DType::F32, Category::Activations)?;
-    elementwise::dropout(rt.device(), x.f32()?, p, &|i| stream.bits(i), y.f32_mut()?)?;
-    Ok(y)
 }
 
 struct Dropout {
     p: f32,
     stream: Stream,
+    part: Part,
+}
+
+impl Dropout {
+    fn apply(&self, rt: &Runtime, x: &Tensor) -> Result<Tensor> {
+        let mut y = rt.empty(x.shape(), DType::F32, Category::Activations)?;
+        let width = x.shape()[1..].iter().product::<usize>() as u64;
+        let bits = |i| self.stream.bits(self.part.offset(i, width));
+        elementwise::dropout(rt.device(), x.f32()?, self.p, &bits, y.f32_mut()?)?;
+        Ok(y)
+    }
 }
 
 impl Function for Dropout {
@@ -37,6 +77,6 @@ impl Function for Dropout {
         "dropout"
     }
     fn backward(self: Box<Self>, rt: &Runtime, grad: Tensor) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![Some(drop_elements(rt, &grad, self.p, self.stream)?)])
+        Ok(vec![Some(self.apply(rt, &grad)?)])
     }
 }

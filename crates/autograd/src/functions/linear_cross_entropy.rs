@@ -7,6 +7,7 @@ use phalanx_kernels::gemm::Arithmetic;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
 
 use super::Param;
+use super::sliced_cross_entropy::{self, VocabularySlice};
 use crate::{AutogradError, Function, Result, Tape};
 
 /// The fused head.
@@ -19,6 +20,8 @@ pub struct HeadSpec {
     pub chunk_bytes: usize,
     /// How exact its products must be.
     pub arithmetic: Arithmetic,
+    /// Where `weight` holds some rows only, and other ranks the others.
+    pub slice: Option<VocabularySlice>,
 }
 
 /// Rows a chunk has, from the vocabulary alone.
@@ -38,6 +41,9 @@ pub struct LossOutput {
 
 /// Summed cross-entropy of `hidden` [T, H] through the head.
 ///
+/// Of a head of which every rank holds a slice ([`HeadSpec::slice`]), each rank gets the loss over the whole vocabulary, the gradient of its rows, and the
+/// part of the gradient of `hidden` that comes through them: the sum over the ranks is all of it.
+///
 /// With a tape, gradients are computed now, for an upstream factor of 1 (backward refuses another): the head's goes straight into its
 /// slot, that of `hidden` is kept for backward. So use each loss once.
 ///
@@ -51,7 +57,8 @@ pub fn linear_cross_entropy(
 ) -> Result<LossOutput> {
     let w = spec.weight.value()?;
     let (t, v, h) = (hidden.dim(0), w.dim(0), w.dim(1));
-    let chunk = chunk_rows(spec.chunk_bytes, v);
+    let vocab = spec.slice.as_ref().map_or(v, VocabularySlice::rows_at_most);
+    let chunk = chunk_rows(spec.chunk_bytes, vocab);
     let mut logits = rt.empty(&[chunk.min(t), v], DType::F32, Category::Workspace)?;
     let mut logp = vec![0f32; t];
     let call = Call {
@@ -70,14 +77,20 @@ pub fn linear_cross_entropy(
         Some(d) => Some(d.f32_mut()?),
         None => None,
     };
+    let run = |dw: Option<&mut [f32]>| -> Result<LossSum> {
+        let (logp, logits) = (&mut logp, logits.f32_mut()?);
+        match &spec.slice {
+            None => Ok(kernel::linear_cross_entropy(rt.device(), &call, dh, dw, None, logp, logits)?),
+            Some(slice) => sliced_cross_entropy::run(rt.device(), &call, slice, dh, dw, logp, logits),
+        }
+    };
     let slot = spec.weight.grad.as_ref().filter(|_| tape.is_some());
     let sum = match slot {
-        None => kernel::linear_cross_entropy(rt.device(), &call, dh, None, None, &mut logp, logits.f32_mut()?)?,
+        None => run(None)?,
         Some(slot) => {
             let mut sum = LossSum { sum: 0.0, count: 0 };
-            let logits = logits.f32_mut()?;
             slot.add(rt, &[v, h], |dw| -> Result<()> {
-                sum = kernel::linear_cross_entropy(rt.device(), &call, dh, Some(dw), None, &mut logp, logits)?;
+                sum = run(Some(dw))?;
                 Ok(())
             })?;
             sum

@@ -15,19 +15,22 @@ mod linear_cross_entropy;
 mod norm;
 mod rope;
 mod route;
+mod sliced_cross_entropy;
 
 pub use add::{add, scale_add};
 pub use attention::{AttentionSpec, attention};
 pub use columns::{columns, join_heads};
-pub use dropout::dropout;
-pub use embedding::embedding;
+pub use dropout::{Part, dropout, dropout_part};
+pub use embedding::{embedding, embedding_slice};
 pub use experts::{GroupedSpec, Places, from_experts, grouped_linear, to_experts, weigh};
 pub use glu::glu;
 pub use linear::{LinearSpec, PassScales, linear};
 pub use linear_cross_entropy::{HeadSpec, LossOutput, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
+pub use phalanx_kernels::embedding::Rows;
 pub use rope::{rope, rope_form};
 pub use route::{AskSlopes, BalanceSlopes, Chosen, route};
+pub use sliced_cross_entropy::{Across, VocabularySlice};
 
 use std::sync::Arc;
 

@@ -72,9 +72,12 @@ impl Module for Attention {
         let projections = [("q_proj", &self.q_proj), ("k_proj", &self.k_proj), ("v_proj", &self.v_proj)];
         let [q, k, v] = together(cx, &x, projections)?;
         drop(x);
-        let q_tnd = q.into_shape(&[t, c.heads, c.head_dim])?;
-        let k_tkd = k.into_shape(&[t, c.kv_heads, c.head_dim])?;
-        let v_tkd = v.into_shape(&[t, c.kv_heads, c.head_dim])?;
+        // As many heads as the projections that are here make: some of them may be on other ranks.
+        let heads = |x: &Tensor| x.dim(1) / c.head_dim;
+        let (q_width, n, k_heads) = (q.dim(1), heads(&q), heads(&k));
+        let q_tnd = q.into_shape(&[t, n, c.head_dim])?;
+        let k_tkd = k.into_shape(&[t, k_heads, c.head_dim])?;
+        let v_tkd = v.into_shape(&[t, k_heads, c.head_dim])?;
         let q_tnd = match &self.q_norm {
             Some(norm) => cx.call("q_norm", norm, q_tnd)?,
             None => q_tnd,
@@ -94,7 +97,7 @@ impl Module for Attention {
         let spec = AttentionSpec { seqs, scale: 1.0 / (c.head_dim as f32).sqrt(), window: c.window };
         let (rt, tape) = cx.parts();
         let o_tnd = functions::attention(rt, tape, &q_tnd, &k_tkd, &v_tkd, spec)?;
-        cx.call("o_proj", &self.o_proj, o_tnd.into_shape(&[t, c.heads * c.head_dim])?)
+        cx.call("o_proj", &self.o_proj, o_tnd.into_shape(&[t, q_width])?)
     }
 }
 
@@ -112,5 +115,9 @@ impl Describe for Attention {
 
     fn kind(&self) -> &'static str {
         "attention"
+    }
+
+    fn head_dim(&self) -> Option<usize> {
+        Some(self.config.head_dim)
     }
 }

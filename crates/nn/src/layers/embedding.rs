@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::functions;
+use phalanx_autograd::functions::{self, Rows};
 use phalanx_tensor::{Category, DType, Tensor};
 
 use crate::{Cx, Describe, Parameter, Result, Visitor};
@@ -23,7 +23,7 @@ impl Embedding {
         &self.weight
     }
 
-    /// ids [T] → [T, hidden]
+    /// ids [T] → [T, hidden]; zeros for ids whose rows are on another rank
     ///
     /// # Errors
     /// If an id has no row, or memory runs out.
@@ -35,8 +35,10 @@ impl Embedding {
             return Ok(rows);
         }
         let param = self.weight.param()?;
+        // Of a table whose rows are on several ranks: what this rank's rows give.
+        let slice = Rows { first: self.weight.placement().working[0].start, vocab: self.weight.shape()[0] };
         let (rt, tape) = cx.parts();
-        Ok(functions::embedding(rt, tape, ids, param)?)
+        Ok(functions::embedding_slice(rt, tape, ids, param, slice)?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::functions::{self, LinearSpec};
+use phalanx_autograd::functions::{self, LinearSpec, Part};
 use phalanx_tensor::{Category, DType, PreparedMatrix, Tensor, multiply_prepared};
 
 use crate::{Cx, Describe, Module, Parameter, Result, Visitor};
@@ -41,7 +41,7 @@ impl Module for Linear {
         }
         let spec = LinearSpec {
             weight: self.weight.param()?,
-            bias: self.bias.as_ref().map(Parameter::param).transpose()?,
+            bias: self.bias.as_ref().filter(|_| self.first_input() == 0).map(Parameter::param).transpose()?,
             alpha: 1.0,
             arithmetic: cx.arithmetic(),
             gradient_noise: cx.gradient_noise(),
@@ -59,6 +59,12 @@ impl Linear {
         if cx.tape.is_some() { None } else { self.weight.prepared() }
     }
 
+    /// The first input that the weights here take. Outputs of ranks that hold different inputs are summed, so only the rank with the first ones
+    /// adds the bias.
+    fn first_input(&self) -> usize {
+        self.weight.placement().working[1].start
+    }
+
     fn wide_bias(&self, cx: &Cx) -> Result<Option<Tensor>> {
         let Some(b) = &self.bias else { return Ok(None) };
         let b = b.value()?;
@@ -70,10 +76,12 @@ impl Linear {
         let adapter = cx.adapter();
         let dropout = adapter.as_ref().filter(|a| cx.env().training && a.dropout > 0.0).map(|a| a.dropout);
         let stream = dropout.map(|p| (p, cx.stream("lora_dropout")));
+        // Rows or inputs that are here, of those that all ranks have: each draws its part of one mask.
+        let part = Part { row: cx.first_row(x.dim(0)), column: Some((self.first_input(), self.weight.shape()[1])) };
         let (rt, mut tape) = cx.parts();
         let Some(lora) = adapter else { return Ok(y) };
         let x = match stream {
-            Some((p, stream)) => functions::dropout(rt, tape.as_deref_mut(), x, p, stream)?,
+            Some((p, stream)) => functions::dropout_part(rt, tape.as_deref_mut(), x, p, stream, part)?,
             None => x.clone(),
         };
         // The adapter is small and carries all that is learnt: its products stay exact.

@@ -3,6 +3,7 @@
 mod attention;
 mod embedding;
 mod experts;
+mod head;
 mod latent_attention;
 mod linear;
 mod mlp;
@@ -14,6 +15,7 @@ mod router;
 pub use attention::{Attention, AttentionConfig};
 pub use embedding::Embedding;
 pub use experts::Experts;
+pub use head::cross_entropy;
 pub use latent_attention::{LatentAttention, LatentAttentionConfig};
 pub use linear::Linear;
 pub use mlp::{GatedMlp, MlpConfig};

@@ -4,6 +4,7 @@ use phalanx_comm::MeshShape;
 use phalanx_models::ModelConfig;
 use phalanx_parallel::fsdp::Reshard;
 use phalanx_parallel::pipeline::{ScheduleKind, build};
+use phalanx_parallel::tensor::{Style, Tensor};
 use phalanx_parallel::{ParallelPlan, PipelinePlan};
 
 use super::Case;
@@ -12,29 +13,71 @@ use super::Case;
 pub fn cases(config: &ModelConfig, ranks: usize) -> Vec<Case> {
     let mut out = vec![];
     for world in 2..=ranks {
-        for mesh in meshes(world) {
+        for mesh in meshes(config, world) {
             if mesh.pp > 1 {
                 out.extend(pipelines(config, mesh));
                 continue;
             }
-            let case = |suffix: &str, plan| Case { name: named(&mesh, suffix), mesh, plan, micro_batches: 2 };
-            out.push(case("", ParallelPlan::default()));
+            let mut add = |suffix: &str, plan, recompute| {
+                out.push(Case { name: named(&mesh, suffix), mesh, plan, micro_batches: 2, recompute });
+            };
+            add("", ParallelPlan::default(), false);
             if mesh.dp_shard > 1 {
-                out.extend(variants().into_iter().map(|(suffix, plan)| case(suffix, plan)));
+                variants().into_iter().for_each(|(suffix, plan)| add(suffix, plan, false));
+            }
+            if mesh.dp_shard > 1 || mesh.tp > 1 {
+                add("recomputed", ParallelPlan::default(), true);
+            }
+            if mesh.tp == world {
+                tensor_variants().into_iter().for_each(|(suffix, plan)| add(suffix, plan, false));
             }
         }
     }
     out
 }
 
-fn meshes(world: usize) -> Vec<MeshShape> {
+fn meshes(config: &ModelConfig, world: usize) -> Vec<MeshShape> {
     let mut out = vec![];
-    for pp in divisors(world) {
-        for dp_replicate in divisors(world / pp) {
-            out.push(MeshShape { pp, dp_replicate, dp_shard: world / pp / dp_replicate, ..MeshShape::default() });
+    for tp in divisors(world).into_iter().filter(|&tp| cuts(config, tp)) {
+        for pp in divisors(world / tp).into_iter().filter(|&pp| pp == 1 || tp == 1) {
+            for dp_replicate in divisors(world / tp / pp) {
+                let dp_shard = world / tp / pp / dp_replicate;
+                out.push(MeshShape { pp, dp_replicate, dp_shard, tp, ..MeshShape::default() });
+            }
         }
     }
     out
+}
+
+/// Whether the model can be cut into `tp`: whole heads, and as many units of the feed-forward on each rank.
+fn cuts(config: &ModelConfig, tp: usize) -> bool {
+    let kv = config.num_key_value_heads;
+    let heads = config.num_attention_heads.is_multiple_of(tp)
+        && (kv.is_multiple_of(tp) || tp.is_multiple_of(kv))
+        && config.intermediate_size.is_multiple_of(tp);
+    tp == 1 || (heads && config.experts.is_none())
+}
+
+/// What can be chosen of tensor parallelism, each once.
+fn tensor_variants() -> Vec<(&'static str, ParallelPlan)> {
+    let plan = |tensor| ParallelPlan { tensor, ..ParallelPlan::default() };
+    let styles = |lines: &[(&str, Style)]| {
+        let styles = lines.iter().map(|&(pattern, style)| (pattern.into(), style)).collect();
+        plan(Tensor { styles, ..Tensor::default() })
+    };
+    vec![
+        ("gathered rows kept", plan(Tensor { keep_gathered: true, ..Tensor::default() })),
+        ("attention whole", styles(&[("**.self_attn", Style::Replicate)])),
+        ("feed-forward on rows", styles(&[("**.mlp", Style::Sequence)])),
+        (
+            "feed-forward and vocabulary whole",
+            styles(&[
+                ("**.mlp", Style::Replicate),
+                ("**.embed_tokens", Style::Replicate),
+                ("lm_head", Style::Replicate),
+            ]),
+        ),
+    ]
 }
 
 /// The schedules that fit a mesh and the layers of the model.
@@ -51,7 +94,7 @@ fn pipelines(config: &ModelConfig, mesh: MeshShape) -> Vec<Case> {
         let reshard = [Reshard::AfterForward, Reshard::AfterBackward, Reshard::AfterStep][schedule as usize % 3];
         let pipeline = PipelinePlan { schedule, chunks, ..PipelinePlan::default() };
         let plan = ParallelPlan { reshard, pipeline, ..ParallelPlan::default() };
-        out.push(Case { name: named(&mesh, schedule.name()), mesh, plan, micro_batches });
+        out.push(Case { name: named(&mesh, schedule.name()), mesh, plan, micro_batches, recompute: false });
     }
     out
 }

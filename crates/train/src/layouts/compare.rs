@@ -156,7 +156,8 @@ mod tests {
     fn verdict(tamper: impl Fn(&mut Case, &mut Vec<Rank>)) -> LayoutResult {
         let (_, config) = tiny_models().unwrap().swap_remove(0);
         let samples = data::samples(config.vocab_size);
-        let case = |mesh| Case { name: "x".into(), mesh, plan: ParallelPlan::default(), micro_batches: 2 };
+        let case =
+            |mesh| Case { name: "x".into(), mesh, plan: ParallelPlan::default(), micro_batches: 2, recompute: false };
         let one = run::run(&config, &case(MeshShape::default()), &samples).unwrap();
         let mut two = case(MeshShape { dp_replicate: 2, dp_shard: 2, ..MeshShape::default() });
         let mut ranks = run::run(&config, &two, &samples).unwrap();

@@ -6,12 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_comm::{AxisKind, Coordinates, Kind, Traffic};
+use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig};
 use phalanx_nn::Parameter;
 use phalanx_parallel::fsdp::{Reshard, Unit, units};
 use phalanx_parallel::pipeline::{Action, Schedule, ScheduleKind, StageLayers, build, split_layers};
 
 use super::data::{Sample, micro_batches};
+use super::formula_tensor::copies;
 use super::run::{Bytes, Rank};
 use super::{Case, STEPS};
 use crate::Result;
@@ -80,6 +82,18 @@ pub(super) fn check_memory(
     faults: &mut Vec<String>,
 ) -> Result<()> {
     let formula = Formula::new(config, case, samples)?;
+    if case.mesh.tp > 1 {
+        // Slices differ by style; all ranks together hold every element as often as it has holders.
+        let all: u64 = formula.units.iter().map(|u| formula.unit_elements(u, case.mesh.coordinates(0))[0]).sum();
+        let (want, got) =
+            (4 * all as usize * case.mesh.dp_replicate, ranks.iter().map(|r| r.bytes.weights).sum::<usize>());
+        let others =
+            ranks.iter().all(|r| r.bytes.gradients == r.bytes.weights && r.bytes.moments == 2 * r.bytes.weights);
+        if want != got || !others {
+            faults.push(format!("all ranks keep {got} bytes of parameters, the formula has {want}"));
+        }
+        return Ok(());
+    }
     for (r, rank) in ranks.iter().enumerate() {
         let [all, trained] = formula.kept_elements(case.mesh.coordinates(r));
         let want = Bytes { weights: 4 * all, gradients: 4 * trained, moments: 8 * trained };
@@ -91,24 +105,25 @@ pub(super) fn check_memory(
 }
 
 /// The sizes that everything follows from.
-struct Formula<'a> {
-    case: &'a Case,
+pub(super) struct Formula<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) case: &'a Case,
     world: usize,
     /// Of a row of activations, bytes.
-    row: u64,
-    units: Vec<Unit>,
+    pub(super) row: u64,
+    pub(super) units: Vec<Unit>,
     /// Of the tied parameter, if there is one.
     tied: u64,
     /// A schedule and what its stages hold; with one stage, one that does the micro-batches in turn.
     schedule: Schedule,
     layers: Vec<StageLayers>,
-    /// Rows of each micro-batch of each share of the data, a rank without tokens having one.
-    rows: Vec<Vec<u64>>,
+    /// The micro-batches of each share of the data.
+    pub(super) batches: Vec<Vec<TokenBatch>>,
     out: Amounts,
 }
 
 impl<'a> Formula<'a> {
-    fn new(config: &ModelConfig, case: &'a Case, samples: &[Sample]) -> Result<Formula<'a>> {
+    fn new(config: &'a ModelConfig, case: &'a Case, samples: &[Sample]) -> Result<Formula<'a>> {
         let model = Model::new(config)?;
         let (mesh, plan) = (case.mesh, &case.plan.pipeline);
         let schedule = match mesh.pp {
@@ -119,12 +134,13 @@ impl<'a> Formula<'a> {
         let layers = split_layers(config.num_hidden_layers, schedule.num_stages(), &plan.layers)
             .map_err(crate::layouts::refused)?;
         let shares = mesh.dp_replicate * mesh.dp_shard;
-        let rows = |share| {
+        let batches = |share| {
             let batches = micro_batches(samples, share, shares, case.micro_batches);
-            batches.iter().map(|b| b.tokens.ids.len().max(1) as u64).collect()
+            batches.into_iter().map(|b| b.tokens).collect()
         };
         let tied = if config.tie_word_embeddings { config.vocab_size * config.hidden_size } else { 0 };
         Ok(Formula {
+            config,
             case,
             world: mesh.num_ranks()?,
             row: 4 * config.hidden_size as u64,
@@ -132,7 +148,7 @@ impl<'a> Formula<'a> {
             tied: tied as u64,
             schedule,
             layers,
-            rows: (0..shares).map(rows).collect(),
+            batches: (0..shares).map(batches).collect(),
             out: Amounts::new(),
         })
     }
@@ -143,18 +159,25 @@ impl<'a> Formula<'a> {
             self.gathers_and_scatters(rank, at);
             self.sums(rank, at);
             self.messages(rank, at);
+            self.rows_between_pieces(rank, at);
+            self.partial_gradients(rank, at);
         }
         self.out.retain(|_, a| a.bytes > 0 || a.calls.iter().any(|&c| c > 0));
         self.out
     }
 
     /// Adds what one rank does in a step.
-    fn add(&mut self, group: &str, kind: Kind, rank: usize, calls: u64, bytes: u64) {
+    pub(super) fn add(&mut self, group: &str, kind: Kind, rank: usize, calls: u64, bytes: u64) {
         let world = self.world;
         let entry = self.out.entry((group.to_owned(), kind.name()));
         let amount = entry.or_insert_with(|| Amount { calls: vec![0; world], bytes: 0 });
         amount.calls[rank] += STEPS as u64 * calls;
         amount.bytes += STEPS as u64 * bytes;
+    }
+
+    /// The share of the data that a rank has.
+    pub(super) fn share(&self, at: Coordinates) -> usize {
+        at.dp_replicate * self.case.mesh.dp_shard + at.dp_shard
     }
 
     fn replicas(&self) -> u64 {
@@ -182,10 +205,10 @@ impl<'a> Formula<'a> {
         [here().map(kept).sum(), here().filter(|p| p.trainable()).map(kept).sum()]
     }
 
-    /// Elements of a unit that a pipeline rank has: all, and those that are trained.
+    /// Elements of a unit that a pipeline rank and its tensor-parallel peers have together: all, and those that are trained.
     fn unit_elements(&self, unit: &Unit, at: Coordinates) -> [u64; 2] {
         let here = || unit.parameters.iter().filter(|p| self.is_here(p.name(), at));
-        let count = |p: &Parameter| p.len() as u64;
+        let count = |p: &Parameter| p.len() as u64 * copies(self.config, self.case, p.name());
         [here().map(count).sum(), here().filter(|p| p.trainable()).map(count).sum()]
     }
 
@@ -214,7 +237,7 @@ impl<'a> Formula<'a> {
                 continue;
             }
             // The bytes of a rank's own shard differ; over the group they are (P − 1) · N.
-            let first = at.dp_shard + at.cp == 0;
+            let first = at.dp_shard + at.cp + at.tp == 0;
             let exact = |n: u64, calls: u64| if first { 4 * n * (shards - 1) * calls } else { 0 };
             let gathers = self.gathers(&self.units[i].path, plan.reshard, at);
             let pipeline = self.case.mesh.pp > 1;
@@ -261,7 +284,7 @@ impl<'a> Formula<'a> {
         if replicas > 1 {
             let group = if shards > 1 { "dp_replicate" } else { "loss" };
             // The replicas of all shards together hold what a stage has.
-            let first = at.dp_replicate + at.dp_shard + at.cp == 0;
+            let first = at.dp_replicate + at.dp_shard + at.cp + at.tp == 0;
             self.add(group, Kind::AllReduce, rank, 1, share(first, replicas, 4 * all));
         }
         let stages = self.layers.len();
@@ -284,10 +307,10 @@ impl<'a> Formula<'a> {
 
     /// Messages between stages: the rows of a micro-batch forward, their gradients back.
     fn messages(&mut self, rank: usize, at: Coordinates) {
-        let share = at.dp_replicate * self.case.mesh.dp_shard + at.dp_shard;
-        let rank_of = self.schedule.placement.rank_of_stage.clone();
-        let rows: u64 = self.rows[share].iter().sum();
-        let micro = self.rows[share].len() as u64;
+        let (batches, rank_of) = (&self.batches[self.share(at)], self.schedule.placement.rank_of_stage.clone());
+        // A rank without tokens takes part with one.
+        let rows: u64 = batches.iter().map(|b| b.ids.len().max(1) as u64).sum();
+        let micro = batches.len() as u64;
         for pair in rank_of.windows(2).filter(|pair| pair[0] != pair[1]) {
             if pair.contains(&at.pp) {
                 self.add("pp", Kind::Send, rank, micro, rows * self.row);

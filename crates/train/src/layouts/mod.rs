@@ -13,6 +13,7 @@ mod cases;
 mod compare;
 mod data;
 mod formula;
+mod formula_tensor;
 mod run;
 
 use phalanx_comm::MeshShape;
@@ -36,6 +37,8 @@ pub struct Case {
     pub plan: ParallelPlan,
     /// Micro-batches a step.
     pub micro_batches: usize,
+    /// Whether blocks are forgotten after forward and run again in backward.
+    pub recompute: bool,
 }
 
 /// What a layout gave, beside one rank.
@@ -115,6 +118,9 @@ pub const TOLERANCE: f64 = 1e-5;
 /// Optimizer steps.
 pub const STEPS: usize = 5;
 
+/// Rows of a chunk of the loss: the fewest there are, so that a batch has several, some without any target.
+const LOGITS_CHUNK_ROWS: usize = 16;
+
 /// Verifies each case and tells `on` of it as soon as it is known.
 ///
 /// # Errors
@@ -122,7 +128,7 @@ pub const STEPS: usize = 5;
 pub fn verify(config: &ModelConfig, cases: &[Case], on: &mut dyn FnMut(&LayoutResult)) -> Result<Vec<LayoutResult>> {
     let data = data::samples(config.vocab_size);
     let (mesh, plan) = (MeshShape::default(), ParallelPlan::default());
-    let one = Case { name: "one rank".into(), mesh, plan, micro_batches: 2 };
+    let one = Case { name: "one rank".into(), mesh, plan, micro_batches: 2, recompute: false };
     let reference = run::run(config, &one, &data)?;
     let mut out = Vec::with_capacity(cases.len());
     for case in cases {

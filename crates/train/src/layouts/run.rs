@@ -1,15 +1,16 @@
 //! A layout at work: ranks as threads, five steps.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use phalanx_comm::{Communicator, Mesh, RunError, Traffic, run_ranks};
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::{Batch, Env, Parameter};
-use phalanx_parallel::Distributed;
+use phalanx_nn::{Batch, Env, Parameter, init};
+use phalanx_parallel::{Distributed, Plan, resolve, sites};
 use phalanx_tensor::{DType, Runtime, Tensor};
 
 use super::data::{Sample, micro_batches};
-use super::{Case, STEPS};
+use super::{Case, LOGITS_CHUNK_ROWS, STEPS};
 use crate::optimizer::{AdamW, AdamWOptions};
 use crate::window::{WindowResult, env_on, gradients, update};
 use crate::{Result, TrainError};
@@ -59,12 +60,21 @@ fn rank(config: &ModelConfig, case: &Case, samples: &[Sample], comm: &Communicat
     let distributed = Distributed::new(&model, mesh, case.plan.clone())?;
     initialise(&rt, &model, 5)?;
     let parameters = model.parameters();
+    // Zeros would hide a bias that is added twice or on no rank.
+    for bias in parameters.iter().filter(|p| p.name().ends_with(".bias")) {
+        init::normal(&rt, bias, 5, config.initializer_range)?;
+    }
     let options = AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, decay_norms_and_biases: false };
     let trained: Vec<Parameter> = parameters.iter().filter(|p| p.trainable()).cloned().collect();
     let mut optimizer = AdamW::new(&rt, &trained, &|_| DType::F32, options)?;
     let (share, shares) = distributed.data_share();
     let batches = micro_batches(samples, share, shares, case.micro_batches);
-    let env = env_on(&Env::new(rt.clone(), Batch::causal(&[])), &distributed);
+    let mut env = env_on(&Env::new(rt.clone(), Batch::causal(&[])), &distributed);
+    env.logits_chunk_bytes = 4 * LOGITS_CHUNK_ROWS;
+    if case.recompute {
+        let plan = Plan { recompute: vec!["model.layers.{*}".into()], ..Plan::default() };
+        env.plan = Arc::new(resolve(&sites(&model), &plan).map_err(TrainError::Plan)?);
+    }
     let (mut steps, mut first, mut bytes) = (vec![], vec![], Bytes::default());
     for i in 0..STEPS {
         let (loss, tokens) = gradients(&model, &env, &batches, Some(&distributed))?;
