@@ -2,13 +2,13 @@
 //!
 //! `cargo run --release -p phalanx-comm --example comm_bench -- RANKS [MIB...]`
 //!
-//! One JSON line for each collective and size. `gb_per_s` is bytes that the operation must read and write on all ranks, over
-//! time: an all_reduce of N bytes on P ranks reads and writes N on each, 2·P·N; an all_gather to N bytes reads every shard
-//! once (N over all ranks) and writes N on each, N + P·N (a copy per rank that reads its source anew would have 2·P·N). `copy_gb_per_s` is a copy of N bytes
-//! on each of as many threads, 2·P·N over time: the faster of the C library's and one past the caches, measured in the same rounds.
-//! `fraction` is their quotient.
+//! One JSON line for each collective and size. An operation on P ranks whose full buffer has N bytes reads N and writes N on every
+//! rank (all_reduce: its slice of P buffers; all_gather: P shards), so `gb_per_s` is 2·P·N over time. The copies beside it
+//! are of N bytes on each of P threads, 2·P·N over time as well, by the C library and past the caches, measured in the same rounds.
+//! `fraction` is the operation's rate over that of the faster copy. Time runs from the first rank's start to the last one's end;
+//! medians.
 
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use phalanx_comm::{CommError, Communicator, ReduceOp, run_ranks};
@@ -28,46 +28,51 @@ fn empty(rt: &Runtime, len: usize) -> Tensor {
     t
 }
 
-struct Times {
-    reduce: f64,
-    gather: f64,
-    copy: f64,
-    stream: f64,
+/// A barrier that does not sleep: waking up would cost more than small copies do.
+#[derive(Default)]
+struct Start(AtomicUsize);
+
+impl Start {
+    fn wait(&self, n: usize) {
+        let ticket = self.0.fetch_add(1, Ordering::AcqRel);
+        while self.0.load(Ordering::Acquire) < (ticket / n + 1) * n {
+            std::thread::yield_now();
+        }
+    }
 }
 
-fn measure(comm: &Communicator, start: &Barrier, len: usize) -> Result<Times, CommError> {
+const OPS: [&str; 4] = ["all_reduce", "all_gather", "copy", "copy_past_cache"];
+
+/// For each operation and round, when this rank began and ended.
+type Times = [Vec<(f64, f64)>; 4];
+
+fn measure(comm: &Communicator, start: &Start, epoch: Instant, len: usize) -> Result<Times, CommError> {
     let rt = Runtime::new(1);
     let n = comm.size();
     let (mut a, mut b) = (empty(&rt, len), empty(&rt, len));
     let shard = empty(&rt, len / n);
-    let (mut reduce, mut gather, mut copy, mut streamed) = (vec![], vec![], vec![], vec![]);
-    let timed = |out: &mut Vec<f64>, work: &mut dyn FnMut() -> Result<(), CommError>| {
-        start.wait();
-        let begin = Instant::now();
-        work()?;
-        // Until the last rank is through.
-        start.wait();
-        out.push(begin.elapsed().as_secs_f64());
-        Ok::<_, CommError>(())
-    };
+    let (a, b) = (a.f32_mut().unwrap(), b.f32_mut().unwrap());
+    let mut times = Times::default();
     for _ in 0..ROUNDS {
-        timed(&mut reduce, &mut || comm.all_reduce(ReduceOp::Sum, a.f32_mut().unwrap()))?;
-        timed(&mut gather, &mut || comm.all_gather(shard.f32().unwrap(), &mut b.f32_mut().unwrap()[..len / n * n]))?;
-        timed(&mut copy, &mut || {
-            b.f32_mut().unwrap().copy_from_slice(a.f32().unwrap());
-            Ok(())
-        })?;
-        timed(&mut streamed, &mut || {
-            let bytes = |x: &[f32]| x.as_ptr().cast::<u8>();
-            let (from, to) = (bytes(a.f32().unwrap()), b.f32_mut().unwrap().as_mut_ptr().cast::<u8>());
-            // SAFETY: two tensors' own memory, `len` f32 each.
-            let (from, to) =
-                unsafe { (std::slice::from_raw_parts(from, len * 4), std::slice::from_raw_parts_mut(to, len * 4)) };
-            stream::copy_past_cache(to, from);
-            Ok(())
-        })?;
+        for (op, times) in times.iter_mut().enumerate() {
+            start.wait(n);
+            let begin = epoch.elapsed().as_secs_f64();
+            match op {
+                0 => comm.all_reduce(ReduceOp::Sum, a)?,
+                1 => comm.all_gather(shard.f32().unwrap(), &mut b[..len / n * n])?,
+                2 => b.copy_from_slice(a),
+                _ => copy_past_cache(b, a),
+            }
+            times.push((begin, epoch.elapsed().as_secs_f64()));
+        }
     }
-    Ok(Times { reduce: median(reduce), gather: median(gather), copy: median(copy), stream: median(streamed) })
+    Ok(times)
+}
+
+fn copy_past_cache(to: &mut [f32], from: &[f32]) {
+    // SAFETY: the bytes of two slices of f32, of which any bits are values.
+    let (to, from) = unsafe { (to.align_to_mut::<u8>().1, from.align_to::<u8>().1) };
+    stream::copy_past_cache(to, from);
 }
 
 fn main() {
@@ -76,18 +81,24 @@ fn main() {
     let sizes = if numbers.len() > 1 { numbers[1..].to_vec() } else { vec![1, 16, 64] };
     for mib in sizes {
         let len = mib << 18;
-        let start = Barrier::new(n);
-        let times = run_ranks(n, |comm| measure(&comm, &start, len)).unwrap_or_else(|e| panic!("{e}")).swap_remove(0);
-        let bytes = (len * 4) as f64;
-        let ceiling = 2.0 * n as f64 * bytes / times.copy.min(times.stream) / 1e9;
-        let rates = [
-            ("all_reduce", 2.0 * n as f64 * bytes / times.reduce / 1e9),
-            ("all_gather", (1.0 + n as f64) * bytes / times.gather / 1e9),
-        ];
-        for (name, rate) in rates {
+        let (start, epoch) = (Start::default(), Instant::now());
+        let ranks = run_ranks(n, |comm| measure(&comm, &start, epoch, len)).unwrap_or_else(|e| panic!("{e}"));
+        let rate = |op: usize| {
+            let round = |i: usize| {
+                let begin = ranks.iter().map(|r| r[op][i].0).fold(f64::MAX, f64::min);
+                ranks.iter().map(|r| r[op][i].1).fold(0.0, f64::max) - begin
+            };
+            2.0 * n as f64 * (len * 4) as f64 / median((0..ROUNDS).map(round).collect()) / 1e9
+        };
+        let (copy, past) = (rate(2), rate(3));
+        for op in [0, 1] {
             println!(
-                "{{\"bench\":\"comm\",\"op\":\"{name}\",\"ranks\":{n},\"mib\":{mib},\"gb_per_s\":{rate:.2},\"copy_gb_per_s\":{ceiling:.2},\"fraction\":{:.2}}}",
-                rate / ceiling
+                "{{\"bench\":\"comm\",\"op\":\"{}\",\"ranks\":{n},\"mib\":{mib},\"gb_per_s\":{:.2},\"{}_gb_per_s\":{copy:.2},\"{}_gb_per_s\":{past:.2},\"fraction\":{:.2}}}",
+                OPS[op],
+                rate(op),
+                OPS[2],
+                OPS[3],
+                rate(op) / copy.max(past)
             );
         }
     }

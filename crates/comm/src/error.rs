@@ -64,6 +64,14 @@ pub enum CommError {
         /// Its error.
         message: String,
     },
+    /// A failure that another process has found.
+    #[error("rank {rank} reports: {message}")]
+    Reported {
+        /// The rank that found it.
+        rank: usize,
+        /// The failure, as it stands there.
+        message: String,
+    },
     /// A rank panicked.
     #[error("rank {rank} panicked; its own message, printed above or in the log of that rank, says why")]
     RankPanicked {

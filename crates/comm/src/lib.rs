@@ -65,11 +65,15 @@ mod engine;
 mod error;
 mod local;
 mod mesh;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod options;
 mod reduce;
 mod run;
 mod traffic;
 
+#[cfg(feature = "mpi")]
+pub use self::mpi::run_mpi;
 pub use asynchronous::{ExchangeTensors, GatherTensors, Pending, ScatterTensors};
 pub use call::{Aspect, Call, Kind, first_mismatch};
 pub use communicator::{Communicator, Gather, Scatter};

@@ -286,6 +286,38 @@ fn a_rank_that_ends_too_soon() {
     assert!(error.to_string().contains("rank 1 has left group `pair`"), "{error}");
 }
 
+/// A rank that fails drops its groups before anybody can know of its error: what is reported is still the error.
+#[test]
+fn the_error_comes_before_the_groups_that_it_takes_along() {
+    for _ in 0..50 {
+        let error = run_ranks(3, |comm| {
+            let groups: Vec<Communicator> =
+                (0..20).map(|_| comm.subgroup("g", &[0, 1, 2])).collect::<Result<_, _>>()?;
+            if comm.rank() == 1 {
+                return Err(CommError::RankFailed { rank: 1, message: "of its own".into() });
+            }
+            groups[19].barrier()
+        })
+        .unwrap_err();
+        assert_eq!(error.to_string(), "rank 1 failed: rank 1 failed: of its own");
+    }
+}
+
+#[test]
+fn a_group_dropped_too_soon() {
+    let outcomes = outcomes(2, |comm| {
+        let pair = comm.subgroup("pair", &[0, 1])?;
+        if comm.rank() == 1 {
+            drop(pair);
+            std::thread::sleep(BRIEF * 2);
+            return Ok(());
+        }
+        pair.barrier()
+    });
+    let text = outcomes[0].as_ref().unwrap_err().to_string();
+    assert!(text.contains("which has dropped its handle of group `pair`"), "{text}");
+}
+
 #[test]
 fn an_abort_ends_calls_in_every_group() {
     let outcomes = outcomes(4, |comm| {

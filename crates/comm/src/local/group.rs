@@ -16,8 +16,9 @@ use super::world::{World, lock};
 use crate::call::{Call, first_mismatch};
 use crate::error::{CommError, Result};
 
-/// How often a waiting rank looks at full speed, about 20 µs, where every rank has a core.
-const SPINS: usize = 2_000;
+/// How often a waiting rank looks at full speed, a few µs, where every rank has a core. Not longer: two ranks may well have been
+/// put on one core, and each would then spin in the other's way (measured: 104 µs a small all_reduce instead of 4).
+const SPINS: usize = 300;
 /// How long it then goes on looking, letting others run in between: waking a thread of a virtual machine costs 50 µs and more.
 const AWAKE: Duration = Duration::from_micros(50);
 
@@ -54,7 +55,8 @@ pub(super) struct LocalGroup {
     wake: Condvar,
     /// A copy of `Meeting::rounds` for those who spin.
     started: AtomicU64,
-    /// Members that have dropped their handle.
+    /// Members that have dropped their handle: told to those who wait in vain. It fails nobody by itself, since a rank that ends
+    /// with an error gives up its handles one by one before its error is known.
     left: Vec<AtomicBool>,
     pub(super) inboxes: Vec<Inbox>,
 }
@@ -90,13 +92,12 @@ impl LocalGroup {
     /// Books that a member has given up its handle.
     pub(super) fn leave(&self, rank: usize) {
         self.left[rank].store(true, Ordering::Release);
-        self.wake_all();
         self.world.let_go(self.members[rank]);
     }
 
-    /// Whether nothing more can come from a member.
-    pub(super) fn has_left(&self, rank: usize) -> bool {
-        self.left[rank].load(Ordering::Acquire) || self.world.is_gone(self.members[rank])
+    /// Whether nothing more can come from a member: it has given up its last handle of any group.
+    pub(super) fn is_gone(&self, rank: usize) -> bool {
+        self.world.is_gone(self.members[rank])
     }
 
     pub(super) fn rank_left(&self, gone: usize, waiting: usize, call: &Call) -> CommError {
@@ -109,7 +110,13 @@ impl LocalGroup {
     }
 
     pub(super) fn timeout(&self, rank: usize, call: &Call, missing: impl Iterator<Item = usize>) -> CommError {
-        let missing: Vec<String> = missing.map(|r| self.world.describe(self.members[r])).collect();
+        let describe = |r: usize| {
+            let left = self.left[r].load(Ordering::Acquire);
+            let left =
+                if left { format!(", which has dropped its handle of group `{}`", self.name) } else { String::new() };
+            self.world.describe(self.members[r]) + &left
+        };
+        let missing: Vec<String> = missing.map(describe).collect();
         CommError::Timeout {
             rank: self.members[rank],
             group: self.name.to_string(),
@@ -196,7 +203,7 @@ impl LocalGroup {
             let absent = |m: &Meeting| -> Vec<usize> { (0..n).filter(|&r| m.offers[r].is_none()).collect() };
             let trouble = if self.world.failed() {
                 Some(None)
-            } else if let Some(gone) = absent(&meeting).into_iter().find(|&r| self.has_left(r)) {
+            } else if let Some(gone) = absent(&meeting).into_iter().find(|&r| self.is_gone(r)) {
                 Some(Some(self.rank_left(gone, rank, call)))
             } else if now >= deadline {
                 Some(Some(self.timeout(rank, call, absent(&meeting).into_iter())))

@@ -167,7 +167,7 @@ impl LocalGroup {
             let now = Instant::now();
             let trouble = if world.failed() {
                 Some(None)
-            } else if self.has_left(post.peer) {
+            } else if self.is_gone(post.peer) {
                 Some(Some(self.rank_left(post.peer, post.rank, &post.call)))
             } else if now >= deadline {
                 Some(Some(self.timeout(post.rank, &post.call, std::iter::once(post.peer))))
