@@ -77,7 +77,11 @@ impl Shape {
             // 0, …, 2·rows in an order that mixes them; as many in all.
             true => 2 * self.rows * (g * 5 % self.groups) / (self.groups - 1).max(1),
         };
-        std::iter::once(0).chain((0..self.groups).scan(0, |at, g| Some(*at += rows(g)).map(|()| *at))).collect()
+        let mut offsets = vec![0];
+        for g in 0..self.groups {
+            offsets.push(offsets[g] + rows(g));
+        }
+        offsets
     }
 
     /// Runs it: GFLOP/s, the peak, GB/s of weights, the read rate.
