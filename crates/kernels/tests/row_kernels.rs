@@ -144,7 +144,7 @@ fn rope_of_neighbours_is_rope_of_halves_in_another_order() {
         let angles: Vec<f32> = values(2, t * half).iter().map(|a| a * 9.0).collect();
         let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
         // Value j of the turned part lies at `order(j)` in the other form.
-        let order = |j: usize| if j % 2 == 0 { j / 2 } else { half + j / 2 };
+        let order = |j: usize| if j.is_multiple_of(2) { j / 2 } else { half + j / 2 };
         let swap = |x: &[f32], to_halves: bool| {
             let mut y = x.to_vec();
             for (x, y) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)) {
