@@ -60,6 +60,16 @@ fn deepseek_v3_mla() {
 }
 
 #[test]
+fn qwen3_moe_with_experts_in_some_blocks_and_weights_that_do_not_sum_to_one() {
+    check("qwen3-moe-some-dense");
+}
+
+#[test]
+fn deepseek_v3_with_yarn_whole_queries_biases_and_wide_values() {
+    check("deepseek-v3-yarn");
+}
+
+#[test]
 fn a_family_that_is_not_here_says_so() {
     let from = format!("{}/../../testkit/fixtures/golden/llama3-rope-tied", env!("CARGO_MANIFEST_DIR"));
     let dir = copy(&from, "unknown");

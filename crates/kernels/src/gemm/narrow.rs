@@ -25,7 +25,11 @@ pub(super) unsafe fn run<T: Tile>(
     }
     // The groups differ in M only.
     let Product { n, k, .. } = group(0);
-    let kc = even(k, by.narrow_kc, T::K_UNIT.max(16));
+    // Where the rows of B run across panels, a panel alone takes three cache lines of each and misses a page at every step. Few rows of A do not
+    // make up for that; many are better off with long blocks of k.
+    let few = (0..groups).all(|g| offsets[g + 1] - offsets[g] <= by.narrow);
+    let together = if few && group(0).b.along_k().is_none() { ACROSS } else { 1 };
+    let kc = even(k, by.narrow_kc.div_ceil(together), T::K_UNIT.max(16));
     let narrow = |g: usize| {
         let m = offsets[g + 1] - offsets[g];
         m > 0 && by.is_narrow(m, k, true)
@@ -33,7 +37,8 @@ pub(super) unsafe fn run<T: Tile>(
     // Before group g: its first row, and room for padding each group before it.
     let row = |g: usize| (offsets[g] - offsets[0] + g * (T::ROW_LANES - 1)) / T::ROW_LANES * T::ROW_LANES;
     let (first, rows, padded) = (group(0), row(groups), k.next_multiple_of(T::K_UNIT));
-    let b_room = (0..groups).map(|g| group(g).b.room::<T>(kc * T::NR.next_multiple_of(T::LANES))).max().unwrap_or(0);
+    let room = kc * (together * T::NR).next_multiple_of(T::LANES);
+    let b_room = (0..groups).map(|g| group(g).b.room::<T>(room)).max().unwrap_or(0);
     dev.scratch().reserve(b_room)?;
     let mut packed = dev.scratch().packed().take(first.a.room::<T>(rows * padded))?;
     let base = SendPtr(packed.as_mut_ptr());
@@ -59,7 +64,7 @@ pub(super) unsafe fn run<T: Tile>(
     }
 
     let panels = n.div_ceil(T::NR);
-    let piece = panels.div_ceil(8 * dev.team().threads()).next_multiple_of(T::STREAM_PANELS);
+    let piece = panels.div_ceil(8 * dev.team().threads()).next_multiple_of(T::STREAM_PANELS.max(together));
     let pieces = panels.div_ceil(piece);
     dev.team().run(groups * pieces, &|task, worker| {
         let (g, first) = (task / pieces, task % pieces * piece);
@@ -72,35 +77,39 @@ pub(super) unsafe fn run<T: Tile>(
         unsafe {
             match p.b.along_k() {
                 Some(ldb) if streams(&p) => stream::<T>(&p, p.a.panel::<T>(a(g)), ldb, columns),
-                _ => panel_by_panel::<T>(dev, &p, p.a.panel::<T>(a(g)), kc, columns, worker),
+                _ => panel_by_panel::<T>(dev, &p, p.a.panel::<T>(a(g)), (kc, together * T::NR), columns, worker),
             }
         }
     });
     Ok(())
 }
 
+/// Panels of B that are packed at a time where its memory rows run across them; blocks of k are shorter by as much, so that they take no more of the
+/// cache.
+const ACROSS: usize = 4;
+
 /// Values of A up to which packing is not worth waking the team.
 const SMALL: usize = 1 << 16;
 
 /// # Safety
-/// `a` is all of A, packed in blocks of `kc`; nobody else touches the columns of C; `worker` is this thread's.
+/// `a` is all of A, packed in blocks of `kc`, and `wide` columns of B are packed at a time; nobody else touches the columns of C; `worker` is this thread's.
 unsafe fn panel_by_panel<T: Tile>(
     dev: &Device,
     p: &Product,
     a: Panel,
-    kc: usize,
+    (kc, wide): (usize, usize),
     columns: std::ops::Range<usize>,
     worker: usize,
 ) {
     let rows = p.m.next_multiple_of(T::ROW_LANES);
-    let mut space = dev.scratch().worker(worker, p.b.room::<T>(kc * T::NR.next_multiple_of(T::LANES)));
+    let mut space = dev.scratch().worker(worker, p.b.room::<T>(kc * wide.next_multiple_of(T::LANES)));
     let b = space.as_mut_ptr();
-    for j in columns.clone().step_by(T::NR) {
-        let n = T::NR.min(columns.end - j);
+    for j in columns.clone().step_by(wide) {
+        let n = wide.min(columns.end - j);
         for p0 in (0..p.k).step_by(kc) {
             let k = kc.min(p.k - p0);
             let finish = p.finish.filter(|_| p0 + k == p.k).map(|f| f.at_column(j));
-            // SAFETY: columns j..j+n; `b` holds a panel of kc steps.
+            // SAFETY: columns j..j+n; `b` holds panels of `wide` columns of kc steps.
             unsafe {
                 p.b.pack::<T>((j, n), (p0, k), Side::B, b);
                 let c = p.c.get().add(j);

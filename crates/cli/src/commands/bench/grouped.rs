@@ -77,11 +77,11 @@ impl Shape {
             // 0, …, 2·rows in an order that mixes them; as many in all.
             true => 2 * self.rows * (g * 5 % self.groups) / (self.groups - 1).max(1),
         };
-        let ends = (0..self.groups).scan(0, |at, g| {
-            *at += rows(g);
-            Some(*at)
-        });
-        std::iter::once(0).chain(ends).collect()
+        let mut offsets = vec![0];
+        for g in 0..self.groups {
+            offsets.push(offsets[g] + rows(g));
+        }
+        offsets
     }
 
     /// Runs it: GFLOP/s, the peak, GB/s of weights, the read rate.
