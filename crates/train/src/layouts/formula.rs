@@ -22,9 +22,12 @@ pub(super) struct Moved {
 }
 
 /// Calls of each rank, and bytes over all ranks, by group and kind.
+type Totals = BTreeMap<(AxisKind, &'static str), (Vec<u64>, u64)>;
+
+/// What ranks have to move.
 struct Expected {
     world: usize,
-    by: BTreeMap<(AxisKind, &'static str), (Vec<u64>, u64)>,
+    by: Totals,
 }
 
 impl Expected {
@@ -53,7 +56,7 @@ pub(super) fn check(
     faults: &mut Vec<String>,
 ) -> Result<Moved> {
     let expected = expected(config, case, samples)?;
-    let mut found: BTreeMap<(AxisKind, &'static str), (Vec<u64>, u64)> = BTreeMap::new();
+    let mut found = Totals::new();
     for (rank, groups) in ranks.iter().enumerate() {
         for (axis, traffic) in *groups {
             for (kind, t) in traffic.kinds() {
@@ -82,13 +85,9 @@ pub(super) fn check(
     Ok(moved)
 }
 
-fn expected(
-    config: &ModelConfig,
-    case: &Case,
-    samples: &[Sample],
-) -> Result<BTreeMap<(AxisKind, &'static str), (Vec<u64>, u64)>> {
+fn expected(config: &ModelConfig, case: &Case, samples: &[Sample]) -> Result<Totals> {
     let mesh = case.mesh;
-    let mut out = Expected { world: mesh.num_ranks()?, by: BTreeMap::new() };
+    let mut out = Expected { world: mesh.num_ranks()?, by: Totals::new() };
     parameters(config, case, &mut out)?;
     if mesh.tp > 1 {
         rows(config, case, samples, &mut out);
