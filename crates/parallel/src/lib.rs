@@ -6,7 +6,8 @@
 //! module or into a list of [`Conflict`]s, each naming both features and the mend. Resolving is pure: no memory, no weights. What
 //! may go together stands in one table ([`compatibility`]), from which the documentation is made.
 //!
-//! The order in which transforms apply is fixed: freeze → adapters → precision → recompute.
+//! The order in which transforms apply is fixed: freeze → adapters → precision → recompute. On a mesh ([`Distributed`]) a parameter is cut in a fixed
+//! order too: [`tensor`] says which slice of it a rank works with, then [`fsdp`] which rows of that slice it keeps.
 //!
 //! ```
 //! use phalanx_parallel::{Plan, Site, resolve};

@@ -212,6 +212,16 @@ impl Tree {
     fn new(sites: Vec<Site>) -> Result<Tree> {
         let mut halves = vec![(vec![], vec![]); sites.len()];
         for (i, site) in sites.iter().enumerate() {
+            match (site.style, site.kind) {
+                (Some(Style::Column | Style::Row), "linear") | (Some(Style::Vocabulary), "embedding" | "head") => {}
+                (Some(style @ (Style::Column | Style::Row)), _) => {
+                    return misnamed(site, style, "column and row are for linear layers");
+                }
+                (Some(Style::Vocabulary), _) => {
+                    return misnamed(site, Style::Vocabulary, "vocabulary is for the embedding and the head");
+                }
+                _ => {}
+            }
             match (site.parent, site.style) {
                 (Some(parent), Some(Style::Column)) => halves[parent].0.push(i),
                 (Some(parent), Some(Style::Row)) => halves[parent].1.push(i),
@@ -259,9 +269,6 @@ impl Tree {
         let Some(style) = site.style else { return Ok(()) };
         let inside = self.in_region(i);
         let why = match (style, site.kind) {
-            (Style::Column | Style::Row, "linear") | (Style::Vocabulary, "embedding" | "head") => return Ok(()),
-            (Style::Column | Style::Row, _) => "column and row are for linear layers",
-            (Style::Vocabulary, _) => "vocabulary is for the embedding and the head",
             (Style::Sequence, _) if inside => "a module around it is cut and has gathered all rows",
             (Style::Sequence, "embedding" | "head" | "model") => {
                 "it is at the border of the model, where all tokens are"
@@ -309,6 +316,11 @@ impl Region {
     }
 }
 
+fn misnamed<T>(site: &Site, style: Style, why: &str) -> Result<T> {
+    let Site { path, kind, .. } = site;
+    wrong(format!("{path} is {} {kind}, named {style}: {why}", article(kind)), "correct its line")
+}
+
 fn article(kind: &str) -> &'static str {
-    if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
+    if kind.starts_with(['a', 'e', 'i', 'o', 'u']) || kind == "mlp" { "an" } else { "a" }
 }

@@ -30,6 +30,8 @@ mod engine;
 mod layout;
 mod moves;
 mod style;
+#[cfg(test)]
+mod tests;
 
 use serde::{Deserialize, Serialize};
 

@@ -40,7 +40,7 @@ pub(super) fn compare(
     let weights = assemble("weights", &one.weights, ranks.iter().map(|r| &r.weights), &mut faults);
     let replicas_equal = faults.len() == before;
     let (grad_rel_max, grad_worst) = worst(&gradients, &one.gradients);
-    let (weights_rel_max, _) = worst(&weights, &one.weights);
+    let (weights_rel_max, weights_worst) = worst(&weights, &one.weights);
     let traffic: Vec<_> = ranks.iter().map(|r| r.traffic.as_slice()).collect();
     let moved = formula::check(config, case, samples, &traffic, &mut faults)?;
     let before = faults.len();
@@ -58,6 +58,7 @@ pub(super) fn compare(
         grad_rel_max,
         grad_worst,
         weights_rel_max,
+        weights_worst,
         tokens_equal,
         replicas_equal,
         collectives_ok: moved.collectives_ok,

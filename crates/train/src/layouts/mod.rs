@@ -58,6 +58,8 @@ pub struct LayoutResult {
     pub grad_worst: String,
     /// Largest ‖Δw‖ / ‖w‖ over parameters, after all steps.
     pub weights_rel_max: f64,
+    /// The parameter it belongs to.
+    pub weights_worst: String,
     /// Whether the same tokens were read and the same targets counted.
     pub tokens_equal: bool,
     /// Whether parts that several ranks hold are equal to the bit, and every element is somewhere.
