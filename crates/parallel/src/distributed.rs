@@ -21,6 +21,7 @@ use crate::tensor::{self, Layout, Slice, TensorParallel};
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelPlan {
     /// Modules whose parameters are gathered together.
+    #[serde(deserialize_with = "crate::plan::one_or_many")]
     pub units: Vec<String>,
     /// When gathered parameters are given back.
     pub reshard: Reshard,

@@ -520,7 +520,9 @@ fn check_on_ranks(
         return refuse("experts are not dealt to ranks (ep) yet; shard them with dp_shard");
     }
     if plan.modules.values().any(|m| m.adapter) && mesh.tp > 1 {
-        return refuse("adapters are not cut over tensor-parallel ranks by this command yet; use dp_shard instead of tp");
+        return refuse(
+            "adapters are not cut over tensor-parallel ranks by this command yet; use dp_shard instead of tp",
+        );
     }
     let routing = crate::experts::routing(config, model)?;
     if routing.balance.is_some() || routing.capacity.is_some() || config.experts.moe_bias_update_speed > 0.0 {
