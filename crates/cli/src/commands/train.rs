@@ -72,18 +72,22 @@ fn describe(job: &Job, data: &phalanx_data::Prepared, watch: &mut Watch) {
     } else {
         format!("{method}, {} of {}", count(trained), count(all))
     };
-    watch.message(&format!(
-        "{} {what} parameters, {} threads",
-        job.model.config().model_type,
-        job.rt.device().team().threads()
-    ));
+    let threads = match job.rt.device().team().threads() {
+        1 => "1 thread".to_owned(),
+        n => format!("{n} threads"),
+    };
+    let on = match job.mesh.num_ranks() {
+        Ok(world) if world > 1 => format!("{world} ranks of {threads} ({})", job.mesh),
+        _ => threads,
+    };
+    watch.message(&format!("{} {what} parameters, {on}", job.model.config().model_type));
     let totals = data.train.totals();
     watch.message(&format!(
         "{} rows, {} tokens, {} of them trained on; {} rows a step",
         data.train.rows_per_epoch(),
         totals.tokens,
         totals.targets,
-        t.per_device_train_batch_size * t.gradient_accumulation_steps
+        t.per_device_train_batch_size * t.gradient_accumulation_steps * job.mesh.dp_replicate * job.mesh.dp_shard
     ));
     if let Some(text) = beyond_positions(totals.longest, job.model.config().max_position_embeddings) {
         watch.message(&text);
