@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use phalanx_comm::{
-    CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Traffic, World,
+    CommError, Communicator, Cp, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Traffic, World,
 };
 use phalanx_nn::{Cx, Describe, NnError, Parameter, Placement, ScopeHooks, Walk, chunk};
 use phalanx_tensor::{Category, Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::PatternError;
+use crate::context::{Context, ContextForm, Partition};
 use crate::fsdp::{Fsdp, Reshard, units};
 use crate::stages::{PipelinePlan, Stages, Tied};
 
@@ -27,6 +28,10 @@ pub struct ParallelPlan {
     pub reduce_each_micro_batch: bool,
     /// Stages and their schedule.
     pub pipeline: PipelinePlan,
+    /// How attention reaches the keys of the ranks of `cp`.
+    pub context: ContextForm,
+    /// How the rows of a micro-batch are dealt to the ranks of `cp`; without it as suits the form.
+    pub context_partition: Option<Partition>,
 }
 
 impl Default for ParallelPlan {
@@ -37,6 +42,8 @@ impl Default for ParallelPlan {
             prefetch: 1,
             reduce_each_micro_batch: true,
             pipeline: PipelinePlan::default(),
+            context: ContextForm::default(),
+            context_partition: None,
         }
     }
 }
@@ -56,6 +63,7 @@ pub struct Distributed {
     plan: ParallelPlan,
     fsdp: Option<Arc<Fsdp>>,
     stages: Option<Stages>,
+    context: Option<Arc<Context>>,
     tied: Option<Tied>,
     /// Those that this rank uses.
     parameters: Vec<Placed>,
@@ -130,13 +138,24 @@ impl Distributed {
             None
         };
         let tied = tied(&users, pp)?;
-        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, parameters }))
+        let cp = mesh.group::<Cp>();
+        let context = match cp.size() {
+            1 => None,
+            _ => Some(Context::new(cp, plan.context, plan.context_partition)?),
+        };
+        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, context, tied, parameters }))
     }
 
     /// What this rank sent in each group of more than one rank, and where its time went.
     pub fn traffic(&self) -> Vec<(String, Traffic)> {
         let axes = self.mesh.traffic().into_iter().map(|(axis, traffic)| (axis.name().to_owned(), traffic));
-        axes.chain(self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()))).collect()
+        let tied = self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()));
+        axes.chain(tied).chain(self.context.iter().flat_map(|c| c.traffic())).collect()
+    }
+
+    /// How micro-batches are dealt to the ranks of `cp`, where there are several.
+    pub fn context(&self) -> Option<&Arc<Context>> {
+        self.context.as_ref()
     }
 
     /// The stages, where the model is cut into some.

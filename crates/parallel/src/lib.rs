@@ -22,6 +22,7 @@
 //! ```
 
 mod compatibility;
+pub mod context;
 mod distributed;
 pub mod fsdp;
 mod mesh_sizes;
