@@ -236,8 +236,10 @@ fn a_part_of_a_head_turns_in_neighbouring_pairs() {
 #[test]
 fn attention_with_values_narrower_than_keys() {
     let (t, n, d, dv) = (7usize, 2usize, 6usize, 3usize);
-    let seqs =
-        [Seq { q_start: 0, q_len: 3, kv_start: 0, kv_len: 3 }, Seq { q_start: 3, q_len: 4, kv_start: 3, kv_len: 4 }];
+    let seqs = [
+        Seq { q_start: 0, q_len: 3, kv_start: 0, kv_len: 3, ahead: 0 },
+        Seq { q_start: 3, q_len: 4, kv_start: 3, kv_len: 4, ahead: 0 },
+    ];
     check(
         "attention",
         &[arg(X, &[t, n, d], 1), arg(X, &[t, n, d], 2), arg(X, &[t, n, dv], 3)],

@@ -238,7 +238,7 @@ fn attention_with_groups_windows_and_documents() {
                 .iter()
                 .map(|&len| {
                     at += len;
-                    Seq { q_start: at - len, q_len: len, kv_start: at - len, kv_len: len }
+                    Seq { q_start: at - len, q_len: len, kv_start: at - len, kv_len: len, ahead: 0 }
                 })
                 .collect();
             let scale = 0.6f32;

@@ -127,7 +127,7 @@ impl KvCache {
         let mut seqs = Vec::with_capacity(parts.len());
         for &(slot, n, _) in parts {
             let kv_start = c.rows.run(slot).map_or(0, |r| r.start);
-            seqs.push(Seq { q_start: q, q_len: n, kv_start, kv_len: c.lens[slot] + n });
+            seqs.push(Seq { q_start: q, q_len: n, kv_start, kv_len: c.lens[slot] + n, ahead: 0 });
             pass.push((slot, n, q));
             q += n;
         }

@@ -63,7 +63,7 @@ fn main() {
 fn decode_rates(dev: &Device) {
     for (batch, cached, heads, kv_heads, d) in [(1, 4096, 9, 3, 64), (16, 4096, 9, 3, 64), (4, 4096, 16, 8, 128)] {
         let seqs: Vec<Seq> =
-            (0..batch).map(|i| Seq { q_start: i, q_len: 1, kv_start: i * cached, kv_len: cached }).collect();
+            (0..batch).map(|i| Seq { q_start: i, q_len: 1, kv_start: i * cached, kv_len: cached, ahead: 0 }).collect();
         let a = Attention { seqs: &seqs, heads, kv_heads, head_dim: d, value_dim: d, scale: 0.125, window: None };
         let (nq, nk) = (batch * heads * d, batch * cached * kv_heads * d);
         let (q, k, v, out, lse) = (values(nq, 1), values(nk, 2), values(nk, 3), values(nq, 5), values(nq / d, 6));

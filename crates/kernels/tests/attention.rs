@@ -3,7 +3,9 @@
 mod common;
 
 use common::{bits, on_all_devices};
-use phalanx_kernels::attention::{Attention, Seq, backward, forward, plain};
+use phalanx_kernels::attention::{
+    Attention, Running, Seq, backward, backward_onto, forward, forward_onto, log_sum_exp, plain,
+};
 use phalanx_kernels::{Device, Isa, KernelError};
 use phalanx_testkit::{rel_norm, values};
 use proptest::prelude::*;
@@ -12,7 +14,7 @@ use proptest::prelude::*;
 fn pack(lens: &[(usize, usize)]) -> (Vec<Seq>, usize, usize) {
     let (mut q, mut kv, mut seqs) = (0, 0, vec![]);
     for &(q_len, kv_len) in lens {
-        seqs.push(Seq { q_start: q, q_len, kv_start: kv, kv_len });
+        seqs.push(Seq { q_start: q, q_len, kv_start: kv, kv_len, ahead: 0 });
         (q, kv) = (q + q_len, kv + kv_len);
     }
     (seqs, q, kv)
@@ -132,7 +134,7 @@ fn no_sequence_and_no_query() {
         let a = case(&[], 2, 1, 4, None);
         let got = run(dev, &a, &inputs(&a, 0, 0, 1));
         assert!(got.iter().all(Vec::is_empty));
-        let seqs = [Seq { q_start: 0, q_len: 0, kv_start: 0, kv_len: 3 }];
+        let seqs = [Seq { q_start: 0, q_len: 0, kv_start: 0, kv_len: 3, ahead: 0 }];
         let a = case(&seqs, 2, 1, 4, None);
         let got = run(dev, &a, &inputs(&a, 0, 3, 1));
         assert!(got[3].iter().chain(&got[4]).all(|&g| g == 0.0), "keys that nobody sees have a gradient of 0");
@@ -162,7 +164,7 @@ fn a_row_has_the_same_bits_in_training_decoding_and_chunked_prefill() {
                     let mut v = v.clone();
                     k[end * kv_heads * dim..].fill(f32::NAN);
                     v[end * kv_heads * dim..].fill(f32::INFINITY);
-                    let seqs = [Seq { q_start: 0, q_len: end - start, kv_start: 0, kv_len: end }];
+                    let seqs = [Seq { q_start: 0, q_len: end - start, kv_start: 0, kv_len: end, ahead: 0 }];
                     let part = case(&seqs, heads, kv_heads, dim, window);
                     let (mut o, mut l) = (vec![0.0; (end - start) * width], vec![0.0; (end - start) * heads]);
                     forward(dev, &part, &q[start * width..end * width], &k, &v, &mut o, &mut l).unwrap();
@@ -279,7 +281,7 @@ fn refuses_what_does_not_fit() {
         forward(&dev, &a, &q, &k, &k, &mut out, &mut lse)?;
         backward(&dev, &a, &q, &k, &k, &out, &lse, &q, &mut q.clone(), &mut dk, &mut dv)
     };
-    let seq = |q_start, q_len, kv_start, kv_len| Seq { q_start, q_len, kv_start, kv_len };
+    let seq = |q_start, q_len, kv_start, kv_len| Seq { q_start, q_len, kv_start, kv_len, ahead: 0 };
     assert!(go(&[seq(4, 4, 4, 4), seq(0, 4, 0, 4)], 2, 1, None).is_ok(), "any order");
     for (seqs, heads, kv_heads, window, why) in [
         (&[seq(0, 8, 0, 8)][..], 3, 2, None, "do not divide"),
@@ -291,7 +293,9 @@ fn refuses_what_does_not_fit() {
         (&[seq(usize::MAX - 2, 3, 0, 4)], 2, 1, None, "does not fit"),
         (&[seq(0, usize::MAX, 4, 4)], 2, 1, None, "does not fit"),
         (&[seq(0, 4, 0, 4), seq(3, 4, 4, 4)], 2, 1, None, "share query rows"),
-        (&[seq(0, 4, 0, 4), seq(4, 4, 3, 4)], 2, 1, None, "share key rows"),
+        (&[Seq { ahead: 3, ..seq(0, 4, 0, 4) }], 2, 1, Some(3), "sees no key"),
+        (&[Seq { ahead: 4, ..seq(0, 4, 0, 0) }], 2, 1, None, "sees no key"),
+        (&[Seq { ahead: usize::MAX, ..seq(0, 4, 0, 4) }], 2, 1, None, "at most 2"),
     ] {
         match go(seqs, heads, kv_heads, window) {
             Err(KernelError::Shape { why: got, .. }) => assert!(got.contains(why), "{got}"),
@@ -301,6 +305,79 @@ fn refuses_what_does_not_fit() {
     let absurd = case(&[], (1 << 63) + 1, 1, 2, None);
     let e = forward(&dev, &absurd, &[1.0; 2], &[1.0; 2], &[1.0; 2], &mut [0.0; 2], &mut [0.0]).unwrap_err();
     assert!(e.to_string().contains("beyond any memory"), "{e}");
+}
+
+/// One sequence of `s` rows, its keys cut at `cuts`: what each piece of keys is to the rows that see some of it, from the last piece to the first.
+fn pieces(s: usize, cuts: &[usize], window: Option<usize>) -> Vec<Vec<Seq>> {
+    let mut edges: Vec<usize> = cuts.iter().map(|c| c % s).chain([0, s]).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let piece = |from: usize, to: usize| {
+        let end = window.map_or(s, |w| s.min(to + w - 1));
+        // Rows are cut as well, so that sequences share keys.
+        let middle = (from + end) / 2;
+        let seq = |first: usize, last: usize| {
+            let kv_len = to.min(last) - from;
+            Seq { q_start: first, q_len: last - first, kv_start: from, kv_len, ahead: last - from - kv_len }
+        };
+        let both = [seq(from, middle.max(from + 1)), seq(middle.max(from + 1), end)];
+        both.into_iter().filter(|s| s.q_len > 0).collect()
+    };
+    edges.windows(2).rev().map(|w| piece(w[0], w[1])).collect()
+}
+
+/// As [`run`], with the keys in pieces.
+fn run_in_pieces(dev: &Device, a: &Attention<'_>, pieces: &[Vec<Seq>], x: &[Vec<f32>; 4]) -> [Vec<f32>; 5] {
+    let [q, k, v, dout] = x;
+    let rows = q.len() / a.head_dim;
+    let (mut out, mut max, mut sum) = (vec![0.0; q.len()], vec![f32::NEG_INFINITY; rows], vec![0.0; rows]);
+    for seqs in pieces {
+        let mut run = Running { out: &mut out, max: &mut max, sum: &mut sum };
+        forward_onto(dev, &Attention { seqs, ..*a }, q, k, v, &mut run).unwrap();
+    }
+    let mut lse = vec![f32::NAN; rows];
+    log_sum_exp(&max, &sum, &mut lse).unwrap();
+    let (mut dq, mut dk, mut dv) = (vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; k.len()]);
+    for seqs in pieces {
+        let a = Attention { seqs, ..*a };
+        backward_onto(dev, &a, q, k, v, &out, &lse, dout, &mut dq, &mut dk, &mut dv).unwrap();
+    }
+    [out, lse, dq, dk, dv]
+}
+
+#[test]
+fn a_row_that_has_seen_no_key_is_empty_and_takes_the_first_that_comes() {
+    let dev = Device::new(1);
+    let a = case(&[], 1, 1, 2, None);
+    let (q, k, v) = (vec![1.0; 2], vec![0.5; 2], vec![3.0, 4.0]);
+    let (mut out, mut max, mut sum) = (vec![0.0; 2], vec![f32::NEG_INFINITY], vec![0.0]);
+    let mut run = Running { out: &mut out, max: &mut max, sum: &mut sum };
+    forward_onto(&dev, &a, &q, &k, &v, &mut run).unwrap();
+    let mut lse = [0.0];
+    log_sum_exp(&max, &sum, &mut lse).unwrap();
+    assert_eq!((out.as_slice(), lse[0]), (&[0.0, 0.0][..], f32::NEG_INFINITY));
+    let seqs = [Seq { q_start: 0, q_len: 1, kv_start: 0, kv_len: 1, ahead: 100 }];
+    let mut run = Running { out: &mut out, max: &mut max, sum: &mut sum };
+    forward_onto(&dev, &Attention { seqs: &seqs, ..a }, &q, &k, &v, &mut run).unwrap();
+    assert_eq!(out, v);
+}
+
+#[test]
+fn sequences_that_share_keys_get_the_sum_of_their_gradients() {
+    // Rows of one sequence in any pieces: the others' rows are not there.
+    for (heads, kv_heads, dim, window) in FORMS {
+        let s = 300;
+        let whole = [Seq { q_start: 0, q_len: s, kv_start: 0, kv_len: s, ahead: 0 }];
+        let part = |from: usize, to: usize| Seq { q_start: from, q_len: to - from, kv_start: 0, kv_len: to, ahead: 0 };
+        let parts = [part(250, 300), part(0, 31), part(31, 33), part(33, 250)];
+        let x = inputs(&case(&whole, heads, kv_heads, dim, window), s, s, 9);
+        let want = reference(&case(&whole, heads, kv_heads, dim, window), &x);
+        on_all_devices(|dev| {
+            let got = run(dev, &case(&parts, heads, kv_heads, dim, window), &x);
+            check(&got, &want, &format!("{heads}/{kv_heads} heads of {dim}, window {window:?}"));
+            got.map(|g| bits(&g))
+        });
+    }
 }
 
 proptest! {
@@ -324,6 +401,28 @@ proptest! {
         for isa in Isa::available() {
             let dev = Device::with_isa(isa, threads).unwrap();
             check(&run(&dev, &a, &x), &want, &format!("{lens:?}, {isa}"));
+        }
+    }
+
+    #[test]
+    fn keys_in_pieces_equal_the_reference(
+        s in 1usize..200,
+        cuts in proptest::collection::vec(0usize..1000, 0..5),
+        share in 1usize..4,
+        kv_heads in 1usize..3,
+        dim in 1usize..40,
+        window in proptest::option::of(1usize..120),
+        threads in 1usize..4,
+        seed in 0u64..1000,
+    ) {
+        let whole = [Seq { q_start: 0, q_len: s, kv_start: 0, kv_len: s, ahead: 0 }];
+        let a = case(&whole, share * kv_heads, kv_heads, dim, window);
+        let x = inputs(&a, s, s, seed);
+        let want = reference(&a, &x);
+        let pieces = pieces(s, &cuts, window);
+        for isa in Isa::available() {
+            let dev = Device::with_isa(isa, threads).unwrap();
+            check(&run_in_pieces(&dev, &a, &pieces, &x), &want, &format!("{s} rows cut at {cuts:?}, {isa}"));
         }
     }
 }

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use phalanx_kernels::attention::Seq;
 use phalanx_tensor::Tensor;
 
-use crate::Result;
+use crate::{ContextAttention, Result};
 
 /// The rows of a forward pass: which belong to which sequence, and their positions.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// Position of each row inside its sequence [T]; what rotary embeddings turn by.
     pub positions: Arc<[u32]>,
-    /// The sequences, in row order.
+    /// The sequences, in row order; none where `context` knows them.
     pub seqs: Arc<[Seq]>,
+    /// Where the rows are some of a micro-batch that is dealt to several ranks: its attention.
+    pub context: Option<Arc<dyn ContextAttention>>,
 }
 
 impl Batch {
@@ -28,11 +30,16 @@ impl Batch {
         let (mut positions, mut seqs, mut q, mut kv) = (vec![], vec![], 0, 0);
         for (n, past) in lens {
             positions.extend((past..past + n).map(|p| p as u32));
-            seqs.push(Seq { q_start: q, q_len: n, kv_start: kv, kv_len: past + n });
+            seqs.push(Seq { q_start: q, q_len: n, kv_start: kv, kv_len: past + n, ahead: 0 });
             q += n;
             kv += past + n;
         }
-        Batch { positions: positions.into(), seqs: seqs.into() }
+        Batch { positions: positions.into(), seqs: seqs.into(), context: None }
+    }
+
+    /// Rows at the given positions, whose keys lie on several ranks.
+    pub fn dealt(positions: impl Into<Arc<[u32]>>, context: Arc<dyn ContextAttention>) -> Batch {
+        Batch { positions: positions.into(), seqs: Arc::from([]), context: Some(context) }
     }
 
     /// Number of rows T.

@@ -10,8 +10,8 @@ use phalanx_tensor::{Runtime, Tensor};
 use crate::layers::RopeTables;
 use crate::recompute;
 use crate::{
-    AdapterSet, Arithmetic, BalancePass, Batch, DelayedScales, KvCache, LowRank, Module, NnError, ResolvedPlan, Result,
-    RouterLog, Routing, ScopeHooks,
+    AdapterSet, Arithmetic, BalancePass, Batch, ContextParallel, DelayedScales, KvCache, LowRank, Module, NnError,
+    ResolvedPlan, Result, RouterLog, Routing, ScopeHooks,
 };
 
 /// What stays the same during one forward and backward pass.
@@ -41,6 +41,8 @@ pub struct Env {
     pub logits_chunk_bytes: usize,
     /// What happens around modules: the parallel forms of the plan.
     pub hooks: Option<Arc<dyn ScopeHooks>>,
+    /// How micro-batches are dealt to several ranks, where they are.
+    pub context: Option<Arc<dyn ContextParallel>>,
     /// Angles of the rows of `batch`, once a layer has asked for them.
     pub(crate) rope: Arc<OnceLock<RopeTables>>,
 }
@@ -65,6 +67,7 @@ impl Env {
             moment: 0,
             logits_chunk_bytes: Env::LOGITS_CHUNK_BYTES,
             hooks: None,
+            context: None,
             rope: Arc::default(),
         }
     }

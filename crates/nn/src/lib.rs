@@ -26,6 +26,7 @@
 
 mod adapter;
 mod batch;
+mod context;
 mod cx;
 mod delayed;
 mod error;
@@ -41,6 +42,7 @@ mod settings;
 
 pub use adapter::{AdapterSet, LowRank};
 pub use batch::{Batch, KvCache};
+pub use context::{ContextAttention, ContextParallel, ContextShare};
 pub use cx::{Cx, Env};
 pub use delayed::DelayedScales;
 pub use error::{NnError, Result};

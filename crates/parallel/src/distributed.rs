@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use phalanx_autograd::functions::Across;
 use phalanx_comm::{
-    CommError, Communicator, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Tp, Traffic, World,
+    CommError, Communicator, Cp, Dp, DpReplicate, Fsdp as FsdpAxis, Group, Loss, Mesh, Pp, ReduceOp, Tp, Traffic, World,
 };
 use phalanx_nn::{AdapterSet, Cx, Describe, NnError, Parameter, Placement, ScopeHooks, Walk, chunk};
 use phalanx_tensor::{Category, Runtime, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::PatternError;
+use crate::context::{Context, ContextForm, Partition};
 use crate::fsdp::{Fsdp, Reshard, units};
 use crate::stages::{PipelinePlan, Stages, Tied};
 use crate::tensor::{self, Layout, Slice, TensorParallel};
@@ -33,6 +34,10 @@ pub struct ParallelPlan {
     pub pipeline: PipelinePlan,
     /// How modules are cut over tensor-parallel ranks.
     pub tensor: tensor::Tensor,
+    /// How attention reaches the keys of the ranks of `cp`.
+    pub context: ContextForm,
+    /// How the rows of a micro-batch are dealt to the ranks of `cp`; without it as suits the form.
+    pub context_partition: Option<Partition>,
 }
 
 impl Default for ParallelPlan {
@@ -44,6 +49,8 @@ impl Default for ParallelPlan {
             reduce_each_micro_batch: true,
             pipeline: PipelinePlan::default(),
             tensor: tensor::Tensor::default(),
+            context: ContextForm::default(),
+            context_partition: None,
         }
     }
 }
@@ -65,6 +72,7 @@ pub struct Distributed {
     plan: ParallelPlan,
     fsdp: Option<Arc<Fsdp>>,
     stages: Option<Stages>,
+    context: Option<Arc<Context>>,
     tied: Option<Tied>,
     tensor: Option<TensorParallel>,
     /// Those that this rank uses.
@@ -128,6 +136,12 @@ impl Distributed {
                 mend: "set pp or tp to 1".into(),
             });
         }
+        if mesh.group::<Cp>().size() > 1 && (mesh.shape().tp > 1 || has_latent_attention(model)) {
+            return Err(DistributedError::Plan {
+                what: format!("mesh ({}): cp goes neither with tp nor with latent attention yet", mesh.shape()),
+                mend: "set cp or tp to 1".into(),
+            });
+        }
         let stages = match pp.size() {
             1 => None,
             _ => Some(Stages::new(&plan.pipeline, blocks(model), pp)?),
@@ -178,7 +192,13 @@ impl Distributed {
             None
         };
         let tied = tied(&users, pp)?;
-        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, tied, tensor, parameters, beside: OnceLock::new() }))
+        let cp = mesh.group::<Cp>();
+        let context = match cp.size() {
+            1 => None,
+            _ => Some(Context::new(cp, plan.context, plan.context_partition)?),
+        };
+        let beside = OnceLock::new();
+        Ok(Arc::new(Distributed { mesh, plan, fsdp, stages, context, tied, tensor, parameters, beside }))
     }
 
     /// What this rank sent in each group of more than one rank, and where its time went. Groups of some tensor-parallel ranks come under their
@@ -186,7 +206,13 @@ impl Distributed {
     pub fn traffic(&self) -> Vec<(String, Traffic)> {
         let some = self.tensor.iter().flat_map(TensorParallel::traffic);
         let axes = self.mesh.traffic().into_iter().chain(some).map(|(axis, traffic)| (axis.name().to_owned(), traffic));
-        axes.chain(self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()))).collect()
+        let tied = self.tied.iter().map(|t| (t.group.name().to_owned(), t.group.traffic()));
+        axes.chain(tied).chain(self.context.iter().flat_map(|c| c.traffic())).collect()
+    }
+
+    /// How micro-batches are dealt to the ranks of `cp`, where there are several.
+    pub fn context(&self) -> Option<&Arc<Context>> {
+        self.context.as_ref()
     }
 
     /// Time in which computing has stood still for gathers and sums that run beside it, since the start. (Calls that do not run beside it are in
@@ -338,6 +364,14 @@ impl ScopeHooks for Distributed {
     fn leave(&self, cx: &mut Cx) -> phalanx_nn::Result<()> {
         self.fsdp.as_ref().map_or(Ok(()), |fsdp| fsdp.leave(cx))
     }
+}
+
+fn has_latent_attention(model: &dyn Describe) -> bool {
+    let mut found = false;
+    phalanx_nn::walk(model, &mut |event| {
+        found |= matches!(event, Walk::Module(path, _) if path.ends_with("kv_b_proj"))
+    });
+    found
 }
 
 fn blocks(model: &dyn Describe) -> usize {

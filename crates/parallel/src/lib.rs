@@ -23,6 +23,7 @@
 //! ```
 
 mod compatibility;
+pub mod context;
 mod distributed;
 pub mod expert;
 pub mod fsdp;

@@ -54,6 +54,12 @@ pub(crate) struct Rows {
 
 impl Rows {
     pub fn new(env: &Env, batch: &TokenBatch, moment: u64) -> Rows {
+        if let Some(context) = &env.context {
+            let documents: Vec<usize> = batch.docs.iter().map(std::ops::Range::len).collect();
+            let share = context.share(&documents);
+            let (ids, targets) = (share.take(&batch.ids, 0), share.take(&batch.targets, -100));
+            return Rows { env: env.for_batch(share.batch, moment), ids, targets };
+        }
         if batch.ids.is_empty() && env.hooks.is_some() {
             // On a mesh a rank without tokens takes part all the same, or its peers would wait for it: one token that counts for nothing.
             let env = env.for_batch(Batch::causal(&[1]), moment);

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::Model;
-use phalanx_nn::{Env, ScopeHooks};
+use phalanx_nn::{Batch, ContextParallel, Env, ScopeHooks};
 use phalanx_parallel::Distributed;
 use phalanx_tensor::Runtime;
 
 use crate::optimizer::{AdamW, clip_factor};
-use crate::step::{LossCount, forward_backward, layout};
+use crate::step::{LossCount, forward_backward};
 use crate::{Result, TrainError, pipeline};
 
 /// A micro-batch of a window.
@@ -36,10 +36,12 @@ pub struct WindowResult {
 pub fn env_on(env: &Env, distributed: &Arc<Distributed>) -> Env {
     let mut env = env.clone();
     env.hooks = Some(Arc::clone(distributed) as Arc<dyn ScopeHooks>);
+    env.context = distributed.context().map(|c| Arc::clone(c) as Arc<dyn ContextParallel>);
     env
 }
 
-/// Gradients of a window: of `batches`, this rank's micro-batches, and on a mesh those of the other ranks. All ranks have the same number of
+/// Gradients of a window: of `batches`, this rank's micro-batches
+/// (where micro-batches are dealt to the ranks of `cp`, the whole ones, the same on each of them), and on a mesh those of the other ranks. All ranks have the same number of
 /// micro-batches, some of which may be empty. Afterwards each kept gradient is the sum over all tokens of the window, wherever they were.
 ///
 /// # Errors
@@ -50,7 +52,10 @@ pub fn gradients(
     batches: &[MicroBatch],
     distributed: Option<&Arc<Distributed>>,
 ) -> Result<(LossCount, u64)> {
-    let tokens = batches.iter().map(|b| b.tokens.ids.len() as u64).sum();
+    // Ranks that share a micro-batch count the rows that they hold, so that over all of them each token counts once.
+    let context = distributed.and_then(|d| d.context());
+    let held = |rows: usize| context.map_or(rows, |c| c.held(rows)) as u64;
+    let tokens = batches.iter().map(|b| held(b.tokens.ids.len())).sum();
     let mut loss = LossCount::default();
     if let Some((d, stages)) = distributed.and_then(|d| Some((d, d.stages()?))) {
         d.begin_pipeline();
@@ -62,8 +67,7 @@ pub fn gradients(
         if let Some(d) = distributed {
             d.begin_micro_batch(i + 1 == batches.len());
         }
-        let env = env.for_batch(layout(&batch.tokens), batch.moment);
-        loss.add(forward_backward(model, &env, &batch.tokens)?);
+        loss.add(forward_backward(model, &env.for_batch(Batch::causal(&[]), batch.moment), &batch.tokens)?);
         if let Some(d) = distributed {
             d.finish_backward(&env.rt)?;
         }

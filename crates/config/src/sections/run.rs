@@ -15,7 +15,7 @@ section! {
         /// int8_block_stochastic; fp8_delayed, fp8_tensorwise, fp8_blockwise, mxfp8 and fp16_block, simulated to see what they do to a model; precision.md);
         /// `phalanx plan show CONFIG` prints the result.
         pub plan: Option<MapOrPath> = None,
-        /// Ranks, threads of this process, along each axis: dp_replicate, dp_shard, tp, pp (`{dp_shard: 2, tp: 2}`; parallel.md). Left out: one rank.
+        /// Ranks, threads of this process, along each axis: dp_replicate, dp_shard, cp, tp, pp (`{dp_shard: 2, tp: 2}`; parallel.md). Left out: one rank.
         pub mesh: Option<RawMap> = None,
         /// Threads that compute, at most 1024. Left out: one a core. Results do not depend on it.
         pub threads: Option<usize> = None,

@@ -2,12 +2,12 @@
 //!
 //! With P = e^(S − lse) and δ = dO·O (a number a row): dV = Pᵀ·dO, dS = P∘(dO·Vᵀ − δ), dQ = dS·K·scale, dK = dSᵀ·Q·scale.
 //! A task owns a *part*: a run of rows of one sequence and one key/value head. It finishes dQ of its rows, and leaves what they
-//! add to dK and dV in a partial sum of its own; a second round adds the parts of a sequence in order. Parts are cut by the
+//! add to dK and dV in a partial sum of its own; a second round adds the parts of a sequence (and of those that share its keys) in order. Parts are cut by the
 //! length of the sequence alone, so even one sequence keeps several threads busy, and the bits stay the same for all.
 
 use super::panel::{BLOCK, Group, VECTORS, bounds, if_seen, key_blocks, transpose_in};
 use super::tile::{Left, Start, product, wide_product};
-use super::{Attention, cut};
+use super::{Attention, Seq, cut};
 use crate::elementwise::add_scaled_piece;
 use crate::par::Parts;
 use crate::simd::math::{exp, sum_over};
@@ -51,6 +51,8 @@ pub(super) struct Inputs<'a> {
     pub(super) lse: &'a [f32],
     pub(super) dout: &'a [f32],
     pub(super) scale: f32,
+    /// Whether the results are added to what is there.
+    pub(super) onto: bool,
 }
 
 /// A run of rows of one group, the keys they see, and where their partial sums begin.
@@ -78,7 +80,31 @@ fn parts(g: Group, padded: Padded, mut sums: usize, out: &mut Vec<Part>) -> usiz
     sums
 }
 
-/// See [`super::backward`]; lengths and sequences have been checked, neither Q nor K rows of sequences overlap.
+/// Sequences that share key rows, and so finish them together, for one key/value head.
+#[derive(Clone, Copy)]
+struct Finish<'a> {
+    seqs: &'a [Seq],
+    kv_head: usize,
+    /// Their parts among those of the wave.
+    parts: (usize, usize),
+}
+
+/// The sequences in the order of their keys, and where each run of those that share some ends.
+fn by_keys(seqs: &[Seq]) -> (Vec<Seq>, Vec<usize>) {
+    let mut sorted = seqs.to_vec();
+    sorted.sort_by_key(|s| s.kv_start);
+    let (mut ends, mut reach) = (vec![], 0);
+    for (i, s) in sorted.iter().enumerate() {
+        if i > 0 && s.kv_start >= reach {
+            ends.push(i);
+        }
+        reach = reach.max(s.kv_start + s.kv_len);
+    }
+    ends.push(sorted.len());
+    (sorted, ends)
+}
+
+/// See [`super::backward`]; lengths and sequences have been checked, Q rows of sequences do not overlap.
 pub(super) fn backward(
     dev: &Device,
     a: &Attention<'_>,
@@ -91,33 +117,37 @@ pub(super) fn backward(
     let space = space_len((a.head_dim, a.value_dim), padded);
     dev.scratch().reserve(space)?;
     let (dq, dk, dv) = (Parts::new(dq), Parts::new(dk), Parts::new(dv));
-    let groups = a.seqs.iter().flat_map(|&seq| (0..a.kv_heads).map(move |kv_head| Group::new(a, seq, kv_head)));
-    let (mut wave, mut pending, mut sums) = (vec![], vec![], 0);
-    let run = |wave: &mut Vec<Group>, pending: &mut Vec<Part>, sums: &mut usize| {
-        run_wave(dev, x, padded, (wave, pending, *sums), &dq, &dk, &dv)?;
-        (*sums, _) = (0, (wave.clear(), pending.clear()));
-        Ok(())
-    };
-    for g in groups {
-        let (before, start) = (pending.len(), sums);
-        sums = parts(g, padded, sums, &mut pending);
-        if sums > SUMS && !wave.is_empty() {
-            pending.truncate(before);
-            sums = start;
-            run(&mut wave, &mut pending, &mut sums)?;
-            sums = parts(g, padded, 0, &mut pending);
+    let (seqs, ends) = by_keys(a.seqs);
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    let runs = starts.zip(&ends).map(|(start, &end)| &seqs[start..end]);
+    let (mut wave, mut pending, mut sums): (Vec<Finish<'_>>, Vec<Part>, usize) = (vec![], vec![], 0);
+    for (run, kv_head) in runs.flat_map(|run| (0..a.kv_heads).map(move |kv_head| (run, kv_head))) {
+        let mut own = vec![];
+        let add = |own: &mut Vec<Part>, sums| {
+            run.iter().fold(sums, |sums, &seq| parts(Group::new(a, seq, kv_head), padded, sums, own))
+        };
+        let mut end = add(&mut own, sums);
+        if end > SUMS && !wave.is_empty() {
+            run_wave(dev, a, x, padded, (&wave, &pending, sums), &dq, &dk, &dv)?;
+            wave.clear();
+            pending.clear();
+            own.clear();
+            end = add(&mut own, 0);
         }
-        wave.push(g);
+        wave.push(Finish { seqs: run, kv_head, parts: (pending.len(), pending.len() + own.len()) });
+        pending.append(&mut own);
+        sums = end;
     }
-    run(&mut wave, &mut pending, &mut sums)
+    run_wave(dev, a, x, padded, (&wave, &pending, sums), &dq, &dk, &dv)
 }
 
-/// Both rounds for some groups.
+/// Both rounds for some sequences.
 fn run_wave(
     dev: &Device,
+    a: &Attention<'_>,
     x: &Inputs<'_>,
     padded: Padded,
-    (groups, parts, sums): (&[Group], &[Part], usize),
+    (finishes, parts, sums): (&[Finish<'_>], &[Part], usize),
     dq: &Parts<'_, f32>,
     dk: &Parts<'_, f32>,
     dv: &Parts<'_, f32>,
@@ -137,29 +167,34 @@ fn run_wave(
         });
     }
     let sums = &*sums;
-    // The parts of a group are neighbours: find each group's run of them.
-    let mut rest = parts;
     let mut jobs = vec![];
-    for &g in groups {
-        let n = rest.iter().take_while(|p| p.group == g).count();
-        let (own, others) = rest.split_at(n);
-        jobs.extend((0..g.seq.kv_len).step_by(FINISH_KEYS).map(|first| (g, own, first)));
-        rest = others;
+    for f in finishes {
+        let Some(first) = f.seqs.first().map(|s| s.kv_start) else { continue };
+        let end = f.seqs.iter().map(|s| s.kv_start + s.kv_len).max().unwrap_or(first);
+        jobs.extend((first..end).step_by(FINISH_KEYS).map(|row| (f, row, (row + FINISH_KEYS).min(end))));
     }
     dev.team().run(jobs.len(), &|i, _| {
-        let (g, parts, first) = jobs[i];
-        for j in first..(first + FINISH_KEYS).min(g.seq.kv_len) {
-            let seen = || parts.iter().filter(|p| (p.first_key..p.first_key + p.keys).contains(&j));
-            let keys = |p: &Part| p.sums + (j - p.first_key) * padded.key;
-            // SAFETY: no two jobs have a key row in common.
-            let row = unsafe { dk.get(g.key_offset(j)..g.key_offset(j) + g.dim) };
-            row.fill(0.0);
-            seen().for_each(|p| add_scaled_piece(dev.isa(), row, &sums[keys(p)..][..g.dim], 1.0));
-            let values = |p: &Part| p.sums + p.keys * padded.key + (j - p.first_key) * padded.value;
-            // SAFETY: as above.
-            let row = unsafe { dv.get(g.value_offset(j)..g.value_offset(j) + g.value_dim) };
-            row.fill(0.0);
-            seen().for_each(|p| add_scaled_piece(dev.isa(), row, &sums[values(p)..][..g.value_dim], 1.0));
+        let (f, first, end) = jobs[i];
+        let parts = &parts[f.parts.0..f.parts.1];
+        for row in first..end {
+            let at = row * a.kv_heads + f.kv_head;
+            // A part's sums of keys come first, those of values behind them.
+            let halves = [(dk, a.head_dim, padded.key, false), (dv, a.value_dim, padded.value, true)];
+            for (grad, dim, width, values) in halves {
+                // SAFETY: no two jobs have a key row in common.
+                let to = unsafe { grad.get(at * dim..(at + 1) * dim) };
+                if !x.onto {
+                    to.fill(0.0);
+                }
+                for p in parts {
+                    let first = p.group.seq.kv_start + p.first_key;
+                    if (first..first + p.keys).contains(&row) {
+                        let start = p.sums + if values { p.keys * padded.key } else { 0 };
+                        let from = start + (row - first) * width;
+                        add_scaled_piece(dev.isa(), to, &sums[from..from + dim], 1.0);
+                    }
+                }
+            }
         }
     });
     Ok(())
@@ -296,7 +331,8 @@ fn panel<S: Simd, const N: usize>(
         // SAFETY: no two tasks have a row in common.
         let row = unsafe { dq.get(index * dim..(index + 1) * dim) };
         for (d, to) in row.iter_mut().enumerate() {
-            *to = query_grads[d * w + i] * x.scale;
+            let grad = query_grads[d * w + i] * x.scale;
+            *to = if x.onto { *to + grad } else { grad };
         }
     }
 }

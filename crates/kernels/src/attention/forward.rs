@@ -39,19 +39,31 @@ pub(super) fn forward(
     a: &Attention<'_>,
     (q, k, v): (&[f32], &[f32], &[f32]),
     out: &mut [f32],
-    lse: &mut [f32],
+    stats: Stats<'_>,
 ) -> Result<()> {
     dev.scratch().reserve(space_len(a))?;
     let items = items(a);
-    let (out, lse) = (Parts::new(out), Parts::new(lse));
+    let out = Parts::new(out);
+    let (running, first, second) = match stats {
+        Stats::Final(lse) => (false, Parts::new(lse), Parts::new(&mut [])),
+        Stats::Running(max, sum) => (true, Parts::new(max), Parts::new(sum)),
+    };
     dev.team().run(items.len() * a.kv_heads, &|task, worker| {
         let item = &items[task / a.kv_heads];
         let g = Group::new(a, item.seq, task % a.kv_heads);
         let mut space = dev.scratch().worker(worker, space_len(a));
         let write = |r: usize| {
             let row = g.row_index(r);
-            // SAFETY: no two tasks have a row in common.
-            unsafe { (out.get(row * g.value_dim..(row + 1) * g.value_dim), lse.get(row..row + 1)) }
+            // SAFETY: no two tasks have a row in common, and a task lets go of a row before it asks for it again.
+            unsafe {
+                let first = &mut first.get(row..row + 1)[0];
+                let stats = if running {
+                    RowStats::Running(first, &mut second.get(row..row + 1)[0])
+                } else {
+                    RowStats::Final(first)
+                };
+                (out.get(row * g.value_dim..(row + 1) * g.value_dim), stats)
+            }
         };
         rows(dev.isa(), g, (item.first, item.rows), a.scale, (q, k, v), space.as_mut_slice(), &write);
     });
@@ -65,8 +77,25 @@ fn space_len(a: &Attention<'_>) -> usize {
     WIDEST * (a.head_dim + a.value_dim + BLOCK + 6)
 }
 
-/// Gives the places where row `r` of a group leaves its output and its log-sum-exp.
-type Write<'a> = &'a dyn Fn(usize) -> (&'a mut [f32], &'a mut [f32]);
+/// What is left of the softmax beside the output: only its log-sum-exp, or all that is needed to go on, from which this call goes on too.
+pub(super) enum Stats<'a> {
+    Final(&'a mut [f32]),
+    Running(&'a mut [f32], &'a mut [f32]),
+}
+
+/// The same for one row.
+enum RowStats<'a> {
+    Final(&'a mut f32),
+    Running(&'a mut f32, &'a mut f32),
+}
+
+/// max + ln(sum).
+pub(super) fn log_sum_exp(max: f32, sum: f32) -> f32 {
+    (f64::from(max) + f64::from(sum).ln()) as f32
+}
+
+/// Gives the places where row `r` of a group leaves its output and statistics.
+type Write<'a> = &'a dyn Fn(usize) -> (&'a mut [f32], RowStats<'a>);
 
 simd_fn! {
     fn rows(
@@ -114,6 +143,11 @@ fn panel<S: Simd, const N: usize>(
     out.fill(0.0);
     sum.fill(0.0);
     max.fill(f32::NEG_INFINITY);
+    for i in 0..rows {
+        let (so_far, RowStats::Running(from_max, from_sum)) = write(first + i) else { break };
+        (max[i], sum[i]) = (*from_max, *from_sum);
+        so_far.iter().enumerate().for_each(|(d, o)| out[d * w + i] = o * sum[i]);
+    }
     let mut run = Running { max, sum, out, factor };
     for keys in key_blocks(g, first, rows) {
         // SAFETY: the pieces of `space` have the lengths asked for, the caller has checked K and V.
@@ -124,11 +158,14 @@ fn panel<S: Simd, const N: usize>(
         *i = 1.0 / s;
     }
     for i in 0..rows {
-        let (to, lse) = write(first + i);
+        let (to, stats) = write(first + i);
         for (d, o) in to.iter_mut().enumerate() {
             // + 0 makes a sum that underflowed to −0 the same as one that a masked block touched afterwards.
             *o = out[d * w + i] * inverse[i] + 0.0;
         }
-        lse[0] = (f64::from(max[i]) + f64::from(sum[i]).ln()) as f32;
+        match stats {
+            RowStats::Final(lse) => *lse = log_sum_exp(max[i], sum[i]),
+            RowStats::Running(to_max, to_sum) => (*to_max, *to_sum) = (max[i], sum[i]),
+        }
     }
 }

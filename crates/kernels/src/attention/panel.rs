@@ -47,8 +47,7 @@ impl Group {
 
     /// Keys that a row sees.
     pub(super) fn visible(&self, r: usize) -> std::ops::Range<usize> {
-        let position = self.seq.kv_len - self.seq.q_len + r / self.share;
-        self.window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1
+        self.seq.visible(self.window, r / self.share)
     }
 
     /// Elements between a head's rows of K at neighbouring positions.

@@ -1,10 +1,11 @@
 //! The reference attention: one query row at a time, the whole row of scores, in f64.
 
-use super::Attention;
+use super::{Attention, Seq};
 
-fn visible(a: &Attention<'_>, position: usize) -> std::ops::Range<usize> {
+fn visible(a: &Attention<'_>, s: &Seq, query: usize) -> std::ops::Range<usize> {
+    let position = s.kv_len + s.ahead - s.q_len + query;
     let first = a.window.map_or(0, |w| (position + 1).saturating_sub(w));
-    first..position + 1
+    first..s.kv_len.min(position + 1)
 }
 
 fn dot(x: &[f32], y: &[f32]) -> f64 {
@@ -16,7 +17,7 @@ pub fn forward(a: &Attention<'_>, q: &[f32], k: &[f32], v: &[f32], out: &mut [f3
     let (n, kh, d, vd) = (a.heads, a.kv_heads, a.head_dim, a.value_dim);
     for s in a.seqs {
         for i in 0..s.q_len {
-            let keys = visible(a, s.kv_len - s.q_len + i);
+            let keys = visible(a, s, i);
             for h in 0..n {
                 let row = ((s.q_start + i) * n + h) * d;
                 let key = |j: usize| (s.kv_start + j) * kh + h / (n / kh);
@@ -54,6 +55,8 @@ pub fn backward(
         let rows = |d: usize| s.kv_start * kh * d..(s.kv_start + s.kv_len) * kh * d;
         dk[rows(d)].fill(0.0);
         dv[rows(vd)].fill(0.0);
+    }
+    for s in a.seqs {
         for i in 0..s.q_len {
             for h in 0..n {
                 let at = (s.q_start + i) * n + h;
@@ -62,7 +65,7 @@ pub fn backward(
                 let delta = dot(gr, or);
                 let l = f64::from(lse[(s.q_start + i) * n + h]);
                 let mut g = vec![0f64; d];
-                for j in visible(a, s.kv_len - s.q_len + i) {
+                for j in visible(a, s, i) {
                     let key = (s.kv_start + j) * kh + h / (n / kh);
                     let (kv, vv) = (key * d, key * vd);
                     let p = (f64::from(a.scale) * dot(qr, &k[kv..kv + d]) - l).exp();

@@ -90,13 +90,18 @@ impl Module for Attention {
         let (rt, mut tape) = cx.parts();
         let q_tnd = functions::rope(rt, tape.as_deref_mut(), q_tnd, &tables.cos, &tables.sin)?;
         let k_tkd = functions::rope(rt, tape, k_tkd, &tables.cos, &tables.sin)?;
-        let (k_tkd, v_tkd, seqs) = match cx.kv_cache() {
-            Some((cache, scope)) => cache.append(scope, &k_tkd, &v_tkd)?,
-            None => (k_tkd, v_tkd, Arc::clone(&cx.env().batch().seqs)),
+        let scale = 1.0 / (c.head_dim as f32).sqrt();
+        let o_tnd = if let Some(context) = cx.env().batch().context.clone() {
+            let (rt, tape) = cx.parts();
+            context.attention(rt, tape, [&q_tnd, &k_tkd, &v_tkd], scale, c.window)?
+        } else {
+            let (k_tkd, v_tkd, seqs) = match cx.kv_cache() {
+                Some((cache, scope)) => cache.append(scope, &k_tkd, &v_tkd)?,
+                None => (k_tkd, v_tkd, Arc::clone(&cx.env().batch().seqs)),
+            };
+            let (rt, tape) = cx.parts();
+            functions::attention(rt, tape, &q_tnd, &k_tkd, &v_tkd, AttentionSpec { seqs, scale, window: c.window })?
         };
-        let spec = AttentionSpec { seqs, scale: 1.0 / (c.head_dim as f32).sqrt(), window: c.window };
-        let (rt, tape) = cx.parts();
-        let o_tnd = functions::attention(rt, tape, &q_tnd, &k_tkd, &v_tkd, spec)?;
         cx.call("o_proj", &self.o_proj, o_tnd.into_shape(&[t, q_width])?)
     }
 }

@@ -7,12 +7,24 @@ use phalanx_parallel::pipeline::{ScheduleKind, build};
 use phalanx_parallel::tensor::{Style, Tensor};
 use phalanx_parallel::{ParallelPlan, PipelinePlan};
 
-use super::Case;
+use super::{Case, context};
 
 /// Every layout of 2 to `ranks` ranks that fits the model.
 pub fn cases(config: &ModelConfig, ranks: usize) -> Vec<Case> {
     let mut out = vec![];
     for world in 2..=ranks {
+        // Latent attention has no form over ranks yet.
+        let context = if config.model_type == "deepseek_v3" { vec![] } else { context::meshes(world) };
+        for mesh in context {
+            let case = |(suffix, plan): (String, ParallelPlan)| Case {
+                name: named(&mesh, &suffix),
+                mesh,
+                plan,
+                micro_batches: 2,
+                recompute: false,
+            };
+            out.extend(context::variants(config, mesh).into_iter().map(case));
+        }
         for mesh in meshes(config, world) {
             if mesh.pp > 1 {
                 out.extend(pipelines(config, mesh));

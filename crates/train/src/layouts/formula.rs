@@ -15,7 +15,7 @@ use phalanx_parallel::pipeline::{Action, Schedule, ScheduleKind, StageLayers, bu
 use super::data::{Sample, micro_batches};
 use super::formula_tensor::copies;
 use super::run::{Bytes, Rank};
-use super::{Case, STEPS};
+use super::{Case, STEPS, context};
 use crate::Result;
 
 /// What was moved, and whether it is what had to be.
@@ -161,6 +161,7 @@ impl<'a> Formula<'a> {
             self.messages(rank, at);
             self.rows_between_pieces(rank, at);
             self.partial_gradients(rank, at);
+            self.attention_over_ranks(rank, at);
         }
         self.out.retain(|_, a| a.bytes > 0 || a.calls.iter().any(|&c| c > 0));
         self.out
@@ -305,11 +306,30 @@ impl<'a> Formula<'a> {
         scalars(AxisKind::World.name(), world, 1, rank == 0);
     }
 
+    /// Attention over the ranks of `cp`, in every layer for every micro-batch.
+    fn attention_over_ranks(&mut self, rank: usize, at: Coordinates) {
+        let (plan, cp) = (&self.case.plan, self.case.mesh.cp);
+        if cp == 1 {
+            return;
+        }
+        let layers: u64 = self.stages(at).iter().map(|&s| self.layers[s].layers.len() as u64).sum();
+        for batch in self.batches[self.share(at)].clone() {
+            for (group, kind, calls, bytes) in context::traffic(self.config, plan, batch.ids.len(), cp, at.cp) {
+                self.add(group, kind, rank, layers * calls, layers * bytes);
+            }
+        }
+    }
+
     /// Messages between stages: the rows of a micro-batch forward, their gradients back.
     fn messages(&mut self, rank: usize, at: Coordinates) {
         let (batches, rank_of) = (&self.batches[self.share(at)], self.schedule.placement.rank_of_stage.clone());
         // A rank without tokens takes part with one.
-        let rows: u64 = batches.iter().map(|b| b.ids.len().max(1) as u64).sum();
+        let cp = self.case.mesh.cp;
+        let here = |b: &TokenBatch| match cp {
+            1 => b.ids.len().max(1) as u64,
+            cp => context::held(&self.case.plan, b.ids.len(), cp)[at.cp].max(1) as u64,
+        };
+        let rows: u64 = batches.iter().map(here).sum();
         let micro = batches.len() as u64;
         for pair in rank_of.windows(2).filter(|pair| pair[0] != pair[1]) {
             if pair.contains(&at.pp) {

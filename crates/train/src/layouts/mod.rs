@@ -11,6 +11,7 @@
 
 mod cases;
 mod compare;
+mod context;
 mod data;
 mod formula;
 mod formula_tensor;

@@ -3,13 +3,15 @@
 use crate::common::{Bench, metrics, run, weights};
 
 /// Twelve rows a step, whatever the mesh: 2 a micro-batch.
-const MESHES: [(&str, &str); 9] = [
+const MESHES: [(&str, &str); 11] = [
     ("{dp_shard: 2}", "3"),
     ("{dp_shard: 3}", "2"),
     ("{dp_replicate: 2}", "3"),
     ("{dp_replicate: 2, dp_shard: 3}", "1"),
     ("{tp: 2}", "6"),
     ("{tp: 4, dp_shard: 2}", "3"),
+    ("{cp: 2}", "6"),
+    ("{cp: 3, dp_shard: 2}", "3"),
     ("{pp: 2}", "6"),
     ("{pp: 2, dp_shard: 3}", "2"),
     ("{pp: 2, dp_replicate: 3}", "2"),
@@ -88,5 +90,6 @@ fn what_cannot_be_is_said_before_anything_starts() {
     assert!(refused("mesh: {ep: 2, dp_shard: 2}\n").contains("ep"));
     assert!(refused("mesh: {tp: 3}\n").contains("heads"), "{}", refused("mesh: {tp: 3}\n"));
     assert!(refused("mesh: {pp: 2, tp: 2}\n").contains("yet"));
+    assert!(refused("mesh: {cp: 2, tp: 2}\n").contains("yet"));
     assert!(!bench.out("out").join("metrics.jsonl").exists());
 }

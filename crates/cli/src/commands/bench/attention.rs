@@ -27,7 +27,8 @@ pub fn run(a: &BenchAttention) -> Result<Outcome> {
     let threads = dev.team().threads();
     record(dev, &a.profiling);
     for &(docs, s, heads, kv_heads, d) in SHAPES {
-        let seqs: Vec<Seq> = (0..docs).map(|i| Seq { q_start: i * s, q_len: s, kv_start: i * s, kv_len: s }).collect();
+        let seqs: Vec<Seq> =
+            (0..docs).map(|i| Seq { q_start: i * s, q_len: s, kv_start: i * s, kv_len: s, ahead: 0 }).collect();
         let call = Attention {
             seqs: &seqs,
             heads,
