@@ -55,6 +55,20 @@ fn with_experts_and_with_latent_attention() {
     }
 }
 
+/// Blocks 3 to 5 see 7 tokens, and all heads share one key head: every rank that works on some of them needs it.
+#[test]
+fn sliding_windows_over_pieces_of_sequences() {
+    let (_, config) = tiny_models().unwrap().swap_remove(0);
+    let mut raw = Value::Object(config.raw.clone());
+    raw["use_sliding_window"] = true.into();
+    raw["sliding_window"] = 7.into();
+    raw["max_window_layers"] = 3.into();
+    raw["num_key_value_heads"] = 1.into();
+    let config = ModelConfig::from_json("sliding", raw).unwrap();
+    assert_eq!(config.windows, [None, None, None, Some(7), Some(7), Some(7)]);
+    all_pass(&config, 4, "cp");
+}
+
 #[test]
 fn with_a_head_of_its_own() {
     all_pass(&dense(false), 4, "");

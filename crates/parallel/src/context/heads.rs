@@ -52,8 +52,8 @@ mod tests {
     fn every_query_head_is_with_its_key_head() {
         for kv in 1..7 {
             for group in 1..7 {
-                let n = kv * group;
-                for ranks in (1..=n).filter(|p: &usize| usize::is_multiple_of(n, *p)) {
+                let n: usize = kv * group;
+                for ranks in (1..=n).filter(|p| n.is_multiple_of(*p)) {
                     let (q, k) = Heads::deal(n, kv, ranks).unwrap();
                     let share = q.each() / k.each();
                     for (queries, keys) in q.of.iter().zip(&k.of) {
