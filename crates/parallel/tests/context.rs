@@ -51,6 +51,7 @@ impl Case {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.dim,
+            value_dim: self.dim,
             scale: SCALE,
             window: self.window,
         };
@@ -197,7 +198,15 @@ fn gradients_are_finite_differences() {
     let case = Case { documents: vec![7, 4], heads: 4, kv_heads: 2, dim: 3, window: Some(5) };
     let loss = |inputs: &Values| -> f64 {
         let batch = Batch::causal(&case.documents);
-        let a = Attention { seqs: &batch.seqs, heads: 4, kv_heads: 2, head_dim: 3, scale: SCALE, window: case.window };
+        let a = Attention {
+            seqs: &batch.seqs,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 3,
+            value_dim: 3,
+            scale: SCALE,
+            window: case.window,
+        };
         let (mut out, mut lse) = (vec![0.0; inputs[0].len()], vec![0.0; 44]);
         plain::forward(&a, &inputs[0], &inputs[1], &inputs[2], &mut out, &mut lse);
         out.iter().zip(&inputs[3]).map(|(&o, &g)| f64::from(o) * f64::from(g)).sum()
