@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use phalanx_autograd::functions::{
-    self, AttentionSpec, HeadSpec, LinearSpec, Param, attention, dropout, embedding, glu, layer_norm, linear,
-    linear_cross_entropy, rms_norm, rope,
+    self, AttentionSpec, HeadSpec, LinearSpec, Param, Part, attention, dropout, dropout_part, embedding, glu,
+    layer_norm, linear, linear_cross_entropy, rms_norm, rope,
 };
 use phalanx_autograd::{AutogradError, Tape};
 use phalanx_kernels::attention::Seq;
@@ -310,6 +310,14 @@ fn dropout_keeps_its_mask_and_its_mean() {
         },
         |a| a[0].iter().zip(&a[1]).map(|(x, y)| x + y).collect(),
     );
+    // Rows that lie elsewhere keep their mask.
+    let rows = [5u32, 0, 6];
+    let some = rt.from_f32(&[3, 50], &[1.0; 150], Category::Activations).unwrap();
+    let moved = dropout_part(&rt, None, &some, p, stream, Part { rows: Some(rows.into()), ..Part::default() }).unwrap();
+    for (row, moved) in rows.iter().zip(moved.f32().unwrap().chunks(50)) {
+        let whole = &mask[*row as usize * 50..][..50];
+        assert!(moved.iter().zip(whole).all(|(a, b)| f64::from(*a) == *b));
+    }
     let other = dropout(&rt, None, &ones, p, Stream::new(4, "layer.lora_dropout").at(8)).unwrap();
     assert!(other.f32().unwrap().iter().zip(&mask).any(|(a, b)| f64::from(*a) != *b), "each micro-batch draws its own");
 }

@@ -154,10 +154,10 @@ fn parts_draw_their_part_of_one_dropout_mask() {
     let (x, stream) = (values(3, 9 * 8), Stream::new(1, "layer.lora_dropout"));
     let tensor = |shape: &[usize], x: &[f32]| rt.from_f32(shape, x, Category::Activations).unwrap();
     let whole = dropout(&rt, None, &tensor(&[9, 8], &x), 0.5, stream).unwrap().f32().unwrap().to_vec();
-    let rows = dropout_part(&rt, None, &tensor(&[4, 8], &x[40..]), 0.5, stream, Part { row: 5, column: None });
+    let rows = dropout_part(&rt, None, &tensor(&[4, 8], &x[40..]), 0.5, stream, Part { row: 5, ..Part::default() });
     assert_eq!(rows.unwrap().f32().unwrap(), &whole[40..]);
     let columns = |x: &[f32]| x.chunks(8).flat_map(|row| row[3..6].to_vec()).collect::<Vec<f32>>();
-    let part = Part { row: 0, column: Some((3, 8)) };
+    let part = Part { column: Some((3, 8)), ..Part::default() };
     let y = dropout_part(&rt, None, &tensor(&[9, 3], &columns(&x)), 0.5, stream, part);
     assert_eq!(y.unwrap().f32().unwrap(), columns(&whole));
 }

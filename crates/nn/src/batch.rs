@@ -14,6 +14,8 @@ pub struct Batch {
     pub positions: Arc<[u32]>,
     /// The sequences, in row order; none where `context` knows them.
     pub seqs: Arc<[Seq]>,
+    /// Which rows of a micro-batch they are, where it is dealt to several ranks; randomness goes by that.
+    pub rows: Option<Arc<[u32]>>,
     /// Where the rows are some of a micro-batch that is dealt to several ranks: its attention.
     pub context: Option<Arc<dyn ContextAttention>>,
 }
@@ -34,12 +36,13 @@ impl Batch {
             q += n;
             kv += past + n;
         }
-        Batch { positions: positions.into(), seqs: seqs.into(), context: None }
+        Batch { positions: positions.into(), seqs: seqs.into(), rows: None, context: None }
     }
 
-    /// Rows at the given positions, whose keys lie on several ranks.
-    pub fn dealt(positions: impl Into<Arc<[u32]>>, context: Arc<dyn ContextAttention>) -> Batch {
-        Batch { positions: positions.into(), seqs: Arc::from([]), context: Some(context) }
+    /// Some rows of a micro-batch, with their positions; the keys that they see lie on several ranks.
+    pub fn dealt(positions: Vec<u32>, rows: Vec<u32>, context: Arc<dyn ContextAttention>) -> Batch {
+        let (seqs, rows) = (Arc::from([]), Some(rows.into()));
+        Batch { positions: positions.into(), seqs, rows, context: Some(context) }
     }
 
     /// Number of rows T.

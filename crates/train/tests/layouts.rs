@@ -66,7 +66,8 @@ fn sliding_windows_over_pieces_of_sequences() {
     raw["num_key_value_heads"] = 1.into();
     let config = ModelConfig::from_json("sliding", raw).unwrap();
     assert_eq!(config.windows, [None, None, None, Some(7), Some(7), Some(7)]);
-    all_pass(&config, 4, "cp");
+    all_pass(&config, 3, "cp3");
+    all_pass(&config, 4, "cp4");
 }
 
 #[test]

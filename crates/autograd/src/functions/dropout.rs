@@ -1,5 +1,7 @@
 //! Dropout whose mask is a function of position, so that none is kept.
 
+use std::sync::Arc;
+
 use phalanx_kernels::elementwise;
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{Category, DType, Runtime, Tensor};
@@ -15,21 +17,23 @@ pub fn dropout(rt: &Runtime, tape: Option<&mut Tape>, x: &Tensor, p: f32, stream
 }
 
 /// Where the rows that are here lie in greater ones, so that every rank draws its part of one mask.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// First row that is here.
     pub row: usize,
+    /// Where neighbours are not neighbours in the greater ones: which of those each row is, from `row` on.
+    pub rows: Option<Arc<[u32]>>,
     /// First column that is here, and columns of a whole row; `None`: rows are whole.
     pub column: Option<(usize, usize)>,
 }
 
 impl Part {
     /// Offset in the whole of element `i` of a part whose rows have `width` elements.
-    fn offset(self, i: u64, width: u64) -> u64 {
-        match self.column {
-            None => self.row as u64 * width + i,
-            Some((first, of)) => (self.row as u64 + i / width) * of as u64 + first as u64 + i % width,
-        }
+    fn offset(&self, i: u64, width: u64) -> u64 {
+        let row = self.row as u64 + i / width;
+        let row = self.rows.as_ref().map_or(row, |rows| u64::from(rows[row as usize]));
+        let (first, of) = self.column.unwrap_or((0, width as usize));
+        row * of as u64 + first as u64 + i % width
     }
 }
 

@@ -77,7 +77,11 @@ impl Linear {
         let dropout = adapter.as_ref().filter(|a| cx.env().training && a.dropout > 0.0).map(|a| a.dropout);
         let stream = dropout.map(|p| (p, cx.stream("lora_dropout")));
         // Rows or inputs that are here, of those that all ranks have: each draws its part of one mask.
-        let part = Part { row: cx.first_row(x.dim(0)), column: Some((self.first_input(), self.weight.shape()[1])) };
+        let part = Part {
+            row: cx.first_row(x.dim(0)),
+            rows: cx.env().batch().rows.clone(),
+            column: Some((self.first_input(), self.weight.shape()[1])),
+        };
         let (rt, mut tape) = cx.parts();
         let Some(lora) = adapter else { return Ok(y) };
         let x = match stream {

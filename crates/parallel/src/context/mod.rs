@@ -45,10 +45,10 @@ pub use partition::{Partition, causal_work, imbalance};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextForm {
-    /// K and V are gathered.
-    AllGather,
-    /// K and V go round.
+    /// K and V are gathered. The default: to the bit, for any heads, and where ranks share memory the fastest of those.
     #[default]
+    AllGather,
+    /// K and V go round: for sequences so long that K and V of all rows are too much for a rank.
     Ring,
     /// Rows are exchanged for heads.
     Ulysses,
@@ -154,10 +154,12 @@ impl ContextParallel for Context {
         for run in runs::runs(documents, &dealt[rank]) {
             positions.extend((run.position..run.position + run.len).map(|p| p as u32));
         }
-        if positions.is_empty() {
+        let mut rows: Vec<u32> = dealt[rank].iter().flat_map(|r| r.start as u32..r.end as u32).collect();
+        if rows.is_empty() {
+            rows.push(0);
             positions.push(0);
         }
-        ContextShare { rows: dealt[rank].clone(), batch: Batch::dealt(positions, Arc::new(micro.shared())) }
+        ContextShare { rows: dealt[rank].clone(), batch: Batch::dealt(positions, rows, Arc::new(micro.shared())) }
     }
 }
 

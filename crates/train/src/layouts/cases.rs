@@ -12,9 +12,10 @@ use super::{Case, context};
 /// Every layout of 2 to `ranks` ranks that fits the model.
 pub fn cases(config: &ModelConfig, ranks: usize) -> Vec<Case> {
     let mut out = vec![];
+    // Latent attention has no form over ranks yet.
+    let latent = config.model_type == "deepseek_v3";
     for world in 2..=ranks {
-        // Latent attention has no form over ranks yet.
-        let context = if config.model_type == "deepseek_v3" { vec![] } else { context::meshes(world) };
+        let context = if latent { vec![] } else { context::meshes(world) };
         for mesh in context {
             let case = |(suffix, plan): (String, ParallelPlan)| Case {
                 name: named(&mesh, &suffix),
@@ -28,6 +29,9 @@ pub fn cases(config: &ModelConfig, ranks: usize) -> Vec<Case> {
         for mesh in meshes(config, world) {
             if mesh.pp > 1 {
                 out.extend(pipelines(config, mesh));
+                if let Some(mesh) = context::within_stages(mesh).filter(|_| !latent) {
+                    out.extend(context::each_another_form(config, pipelines(config, mesh)));
+                }
                 continue;
             }
             let mut add = |suffix: &str, plan, recompute| {

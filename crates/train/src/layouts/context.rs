@@ -6,6 +6,8 @@ use phalanx_parallel::ParallelPlan;
 use phalanx_parallel::context::{ContextForm, Partition};
 use phalanx_parallel::fsdp::Reshard;
 
+use super::Case;
+
 /// The meshes of `world` ranks with several in `cp`.
 pub(super) fn meshes(world: usize) -> Vec<MeshShape> {
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
@@ -46,6 +48,23 @@ pub(super) fn variants(config: &ModelConfig, mesh: MeshShape) -> Vec<(String, Pa
         (name, ParallelPlan { context, context_partition, reshard, ..ParallelPlan::default() })
     };
     forms.into_iter().enumerate().map(variant).collect()
+}
+
+/// A pipeline's mesh of two stages with the ranks of each in `cp` and not in `dp_shard`, where there are several.
+pub(super) fn within_stages(mesh: MeshShape) -> Option<MeshShape> {
+    (mesh.pp == 2 && mesh.dp_shard > 1).then_some(MeshShape { cp: mesh.dp_shard, dp_shard: 1, ..mesh })
+}
+
+/// Gives the forms that fit to cases in turn.
+pub(super) fn each_another_form(config: &ModelConfig, cases: Vec<Case>) -> Vec<Case> {
+    let turn = |(i, mut case): (usize, Case)| {
+        let forms = variants(config, MeshShape { dp_replicate: 2, ..case.mesh });
+        let (form, plan) = &forms[i % forms.len()];
+        case.name = format!("{} {form}", case.name);
+        case.plan.context = plan.context;
+        case
+    };
+    cases.into_iter().enumerate().map(turn).collect()
 }
 
 /// Rows of a micro-batch of `rows` that each rank of `cp` holds.

@@ -3,7 +3,7 @@
 use crate::common::{Bench, metrics, run, weights};
 
 /// Twelve rows a step, whatever the mesh: 2 a micro-batch.
-const MESHES: [(&str, &str); 11] = [
+const MESHES: [(&str, &str); 12] = [
     ("{dp_shard: 2}", "3"),
     ("{dp_shard: 3}", "2"),
     ("{dp_replicate: 2}", "3"),
@@ -12,6 +12,7 @@ const MESHES: [(&str, &str); 11] = [
     ("{tp: 4, dp_shard: 2}", "3"),
     ("{cp: 2}", "6"),
     ("{cp: 3, dp_shard: 2}", "3"),
+    ("{pp: 2, cp: 2, dp_replicate: 2}", "3"),
     ("{pp: 2}", "6"),
     ("{pp: 2, dp_shard: 3}", "2"),
     ("{pp: 2, dp_replicate: 3}", "2"),
@@ -77,6 +78,8 @@ fn adapters_over_a_sharded_base() {
     run(bench.config("one", &format!("{lora}{}", keys("{}", "6"))), None).unwrap();
     run(bench.config("two", &format!("{lora}{}", keys("{dp_shard: 2}", "3"))), None).unwrap();
     assert_close(&bench, "one", "two");
+    run(bench.config("three", &format!("{lora}{}", keys("{cp: 2, dp_replicate: 2}", "3"))), None).unwrap();
+    assert_close(&bench, "one", "three");
 }
 
 #[test]
