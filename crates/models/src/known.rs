@@ -3,7 +3,6 @@
 use crate::config::Reader;
 use crate::deepseek_v3::DeepseekV3ForCausalLm;
 use crate::llama::LlamaForCausalLm;
-use crate::qwen3_moe::Qwen3MoeForCausalLm;
 use crate::{CausalLm, ModelConfig, Result};
 
 /// A family: its `model_type`, how its config is read and how its model is built.
@@ -18,10 +17,6 @@ fn llama(config: &ModelConfig) -> Box<dyn CausalLm> {
     Box::new(LlamaForCausalLm::new(config))
 }
 
-fn qwen3_moe(config: &ModelConfig) -> Box<dyn CausalLm> {
-    Box::new(Qwen3MoeForCausalLm::new(config))
-}
-
 fn deepseek_v3(config: &ModelConfig) -> Box<dyn CausalLm> {
     Box::new(DeepseekV3ForCausalLm::new(config))
 }
@@ -34,7 +29,7 @@ pub fn known_families() -> &'static [Family] {
         Family { model_type: "mistral", read: crate::mistral::config::read, build: llama },
         Family { model_type: "qwen2", read: crate::qwen2::config::read, build: llama },
         Family { model_type: "qwen3", read: crate::qwen3::config::read, build: llama },
-        Family { model_type: "qwen3_moe", read: crate::qwen3_moe::config::read, build: qwen3_moe },
+        Family { model_type: "qwen3_moe", read: crate::qwen3_moe::config::read, build: llama },
     ]
 }
 

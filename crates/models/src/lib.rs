@@ -19,6 +19,7 @@
 //! # Ok::<(), phalanx_models::ModelError>(())
 //! ```
 
+mod block;
 mod causal_lm;
 mod config;
 mod decoder;
@@ -36,6 +37,7 @@ pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_moe;
 
+pub use block::DecoderLayer;
 pub use causal_lm::{CausalLm, Loss, Model, head_loss, logits, loss};
 pub use config::{ModelConfig, StoredDType};
 pub use decoder::DecoderLm;

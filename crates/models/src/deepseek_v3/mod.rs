@@ -7,4 +7,4 @@ pub(crate) mod config;
 mod model;
 
 pub use config::LatentConfig;
-pub use model::{DecoderLayer, DeepseekV3ForCausalLm};
+pub use model::DeepseekV3ForCausalLm;

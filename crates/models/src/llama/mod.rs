@@ -3,4 +3,4 @@
 pub(crate) mod config;
 mod model;
 
-pub use model::{DecoderLayer, LlamaForCausalLm};
+pub use model::LlamaForCausalLm;

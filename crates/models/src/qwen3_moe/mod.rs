@@ -1,6 +1,3 @@
 //! Qwen3-MoE: qwen3 with experts instead of the feed-forward in some or all blocks.
 
 pub(crate) mod config;
-mod model;
-
-pub use model::{DecoderLayer, Qwen3MoeForCausalLm};
