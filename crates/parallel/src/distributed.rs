@@ -369,7 +369,7 @@ impl ScopeHooks for Distributed {
 fn has_latent_attention(model: &dyn Describe) -> bool {
     let mut found = false;
     phalanx_nn::walk(model, &mut |event| {
-        found |= matches!(event, Walk::Module(path, _) if path.ends_with("kv_b_proj"))
+        found |= matches!(event, Walk::Module(_, m) if m.kind() == "latent_attention")
     });
     found
 }

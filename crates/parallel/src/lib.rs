@@ -27,7 +27,6 @@ pub mod context;
 mod distributed;
 pub mod expert;
 pub mod fsdp;
-mod mesh_sizes;
 mod pattern;
 pub mod pipeline;
 mod plan;
@@ -38,7 +37,6 @@ pub mod tensor;
 
 pub use compatibility::{Feature, Rule, Verdict, compatibility, compatibility_markdown};
 pub use distributed::{Distributed, DistributedError, ParallelPlan};
-pub use mesh_sizes::MeshSizes;
 pub use pattern::{Pattern, PatternError};
 pub use plan::{Exactness, Plan, Precision};
 pub use resolve::{Conflict, Site, resolve, sites};

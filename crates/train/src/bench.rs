@@ -7,7 +7,7 @@ use phalanx_comm::{Communicator, Mesh, MeshShape, run_ranks};
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
 use phalanx_nn::{Batch, DelayedScales, Env};
-use phalanx_parallel::{Distributed, Exactness, MeshSizes, Plan, Precision};
+use phalanx_parallel::{Distributed, Exactness, Plan, Precision};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{DType, Runtime};
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ pub struct BenchOptions {
 #[serde(deny_unknown_fields, default)]
 pub struct Layout {
     /// Sizes of the mesh.
-    pub mesh: MeshSizes,
+    pub mesh: MeshShape,
     /// The plan.
     pub plan: Plan,
 }
@@ -168,7 +168,7 @@ pub fn bench_train(rt: &Runtime, o: &BenchOptions) -> Result<BenchResult> {
     if o.layout.is_none() {
         layout.mesh.dp_shard = o.ranks;
     }
-    let mesh = MeshShape::from(layout.mesh);
+    let mesh = layout.mesh;
     let world = mesh.num_ranks()?;
     if o.layout.is_some() && o.ranks != 1 && o.ranks != world {
         let why = format!("is {}, but the plan's mesh ({mesh}) has {world}", o.ranks);
@@ -232,9 +232,7 @@ fn rank(rt: &Runtime, o: &BenchOptions, layout: &Layout, comm: Option<&Communica
     let model = Model::new(&config)?;
     let distributed = match comm {
         None => None,
-        Some(comm) => {
-            Some(Distributed::new(&model, Mesh::new(comm, layout.mesh.into())?, layout.plan.parallel.clone())?)
-        }
+        Some(comm) => Some(Distributed::new(&model, Mesh::new(comm, layout.mesh)?, layout.plan.parallel.clone())?),
     };
     initialise(rt, &model, 0)?;
     let options =
@@ -267,9 +265,7 @@ fn rank(rt: &Runtime, o: &BenchOptions, layout: &Layout, comm: Option<&Communica
             }
         }
         let start = std::time::Instant::now();
-        let _step = profiler.region("step");
         let done = window::step(&model, &env, &batches, &mut optimizer, (1e-4, 1.0), distributed.as_ref())?;
-        env.scales.commit();
         if i >= o.warmup {
             times.push(start.elapsed().as_secs_f64());
         }

@@ -10,7 +10,7 @@ use phalanx_config::{Config, FinetuningType, MAX_THREADS};
 use phalanx_data::{ChatTemplate, DataOptions, Tokenizer};
 use phalanx_models::{Model, ModelConfig, WeightForm, check_weights, initialise, lay_out, load_gguf, load_weights};
 use phalanx_nn::{AdapterSet, Arithmetic, Parameter, Recipe, ResolvedPlan};
-use phalanx_parallel::{Distributed, MeshSizes, ParallelPlan, Site};
+use phalanx_parallel::{Distributed, ParallelPlan, Site};
 use phalanx_tensor::{Category, DType, Runtime};
 
 use crate::adapter::{self, LoraOptions};
@@ -488,9 +488,8 @@ fn folder_of(key: &str, path: &Path, file: &str) -> Result<PathBuf> {
 /// The mesh of a configuration.
 fn mesh(config: &Config) -> Result<MeshShape> {
     let Some(written) = &config.run.mesh else { return Ok(MeshShape::default()) };
-    let sizes: MeshSizes = serde_json::from_value(written.0.to_json())
+    let mesh: MeshShape = serde_json::from_value(written.0.to_json())
         .map_err(|e| TrainError::setting("mesh", format!("{e}; write for instance {{dp_shard: 2, pp: 2}}")))?;
-    let mesh = MeshShape::from(sizes);
     mesh.num_ranks()?;
     Ok(mesh)
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use phalanx_data::Batch as TokenBatch;
 use phalanx_models::{Model, ModelConfig, initialise};
-use phalanx_nn::{DelayedScales, Env};
+use phalanx_nn::{Batch, DelayedScales, Env};
 use phalanx_parallel::{Exactness, Plan};
 use phalanx_tensor::rng::Stream;
 use phalanx_tensor::{Category, DType, Runtime};
@@ -23,7 +23,7 @@ use serde_json::json;
 
 use crate::optimizer::{AdamW, AdamWOptions};
 use crate::schedule::{Schedule, Shape};
-use crate::step::{layout, single_batch_step};
+use crate::window::{self, MicroBatch};
 use crate::{Result, TrainError};
 
 /// Most that a recipe's smoothed loss may be off, relative.
@@ -173,13 +173,13 @@ fn losses(rt: &Runtime, text: &[u8], o: &Options, (recipe, nudged): (Exactness, 
             .collect();
         let documents = rows.iter().enumerate().map(|(i, r)| (i as u64, r.as_slice(), trained.as_slice()));
         let batch = TokenBatch::from_documents(documents);
-        let mut env = Env::new(rt.clone(), layout(&batch));
-        (env.seed, env.moment) = (seed, step as u64);
+        let mut env = Env::new(rt.clone(), Batch::causal(&[]));
+        env.seed = seed;
         env.plan = resolved.clone();
         env.scales = scales.clone();
         let lr = schedule.at(step as u64) as f32;
-        let loss = single_batch_step(&model, &env, &batch, &mut optimizer, lr)?;
-        out.push(loss.mean());
+        let batch = [MicroBatch { tokens: batch, moment: step as u64 }];
+        out.push(window::step(&model, &env, &batch, &mut optimizer, (lr, 1.0), None)?.loss.mean());
     }
     Ok(out)
 }

@@ -5,14 +5,81 @@
 //! other. A tensor is put together only while it is written, one at a time.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
-use phalanx_comm::{Communicator, World};
+use phalanx_comm::{CommOptions, Communicator, World, local_world};
+use phalanx_data::Corpus;
 use phalanx_nn::{Parameter, Placement};
 use phalanx_parallel::Distributed;
+use phalanx_report::Step as ProgressStep;
 use phalanx_tensor::Tensor;
 
+use crate::job::{Job, Use};
 use crate::optimizer::AdamW;
+use crate::resume::Start;
+use crate::trainer::{Finished, Observer, train_rank};
 use crate::{Result, TrainError};
+
+/// Nobody watches a rank that is not the first.
+struct Unwatched;
+
+impl Observer for Unwatched {
+    fn message(&mut self, _text: &str) {}
+    fn step(&mut self, _step: &ProgressStep, _logged: bool) {}
+}
+
+/// Trains on `world` ranks. The first rank is the caller's thread, with the caller's job; the others make theirs from its configuration.
+pub(crate) fn train(
+    world: usize,
+    job: &mut Job,
+    (corpus, eval): (Corpus, Option<Corpus>),
+    start: &Start,
+    stop: &AtomicBool,
+    watch: &mut dyn Observer,
+) -> Result<Finished> {
+    let mut comms = local_world(world, &CommOptions::default());
+    let first = comms.remove(0);
+    let (failure, config) = (first.clone(), job.config.clone());
+    // What a rank ends with is told to its peers before it goes, so that none of them waits for it.
+    let told = |comm: &Communicator, result: Result<Finished>| {
+        if let Err(e) = &result {
+            comm.abort(e.to_string());
+        }
+        result
+    };
+    let mut results: Vec<Result<Finished>> = std::thread::scope(|scope| {
+        let follow = |comm: Communicator| {
+            let (config, corpus, eval) = (config.clone(), corpus.clone(), eval.clone());
+            std::thread::Builder::new().name(format!("rank-{}", comm.rank())).spawn_scoped(scope, move || {
+                let follow = || {
+                    let mut job = Job::prepare(config, Use::Train)?;
+                    job.place(&comm)?;
+                    train_rank(&mut job, corpus, eval, start, stop, &mut Unwatched)
+                };
+                told(&comm, follow())
+            })
+        };
+        let followers: Vec<_> = comms.into_iter().map(follow).collect();
+        let refused = followers.iter().find_map(|f| f.as_ref().err().map(ToString::to_string));
+        let own = match refused {
+            Some(why) => Err(TrainError::setting("mesh", format!("the system refused a thread for a rank: {why}"))),
+            None => job.place(&first).and_then(|()| train_rank(job, corpus.clone(), eval.clone(), start, stop, watch)),
+        };
+        let mut results = vec![told(&first, own)];
+        for handle in followers.into_iter().flatten() {
+            let panicked = || TrainError::setting("mesh", "a rank panicked; its message is above");
+            results.push(handle.join().unwrap_or_else(|_| Err(panicked())));
+        }
+        results
+    });
+    // Where several failed, the first one to fail is what matters; the others only say that it did.
+    let culprit = failure.failure().and_then(|f| f.culprit()).filter(|&r| results.get(r).is_some_and(Result::is_err));
+    let rank = culprit.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
+    results.swap_remove(rank).map_err(|error| match rank {
+        0 => error,
+        rank => TrainError::Rank { layout: format!("mesh {}", job.mesh), rank, error: Box::new(error) },
+    })
+}
 
 /// Which tensor of a parameter is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,6 @@ use phalanx_tensor::Category;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::optimizer::{AdamW, clip_factor};
 
 /// A loss as it is everywhere here: a sum and a count, never a mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -90,29 +89,6 @@ pub fn forward_backward(model: &Model, env: &Env, batch: &TokenBatch) -> Result<
         tape.backward(&env.rt, &out.loss, one)?;
     }
     Ok(LossCount { sum: out.sum.sum, count: out.sum.count as u64 })
-}
-
-/// A whole step on one micro-batch: forward, backward, clipping at a norm of 1, update. For benches and comparisons; a run has more to
-/// look after ([`trainer`](crate::trainer)).
-///
-/// # Errors
-/// As [`forward_backward`].
-pub fn single_batch_step(
-    model: &Model,
-    env: &Env,
-    batch: &TokenBatch,
-    optimizer: &mut AdamW,
-    lr: f32,
-) -> Result<LossCount> {
-    let profiler = env.rt.device().profiler();
-    let _step = profiler.region("step");
-    let loss = forward_backward(model, env, batch)?;
-    let _optimizer = profiler.phase("optimizer");
-    let n = loss.count.max(1) as f64;
-    let norm = optimizer.grad_norm(&env.rt)? / n;
-    optimizer.step(&env.rt, lr, (clip_factor(norm, 1.0) / n) as f32)?;
-    env.scales.commit();
-    Ok(loss)
 }
 
 /// Forward only.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use phalanx_comm::{CommOptions, Communicator, World, local_world};
+use phalanx_comm::World;
 use phalanx_config::{Config, DecayType, LrSchedulerType, Steps, Strategy, WarmupType};
 use phalanx_data::{Corpus, Stream, StreamOptions};
 use phalanx_formats::atomic;
@@ -16,7 +16,7 @@ use phalanx_tensor::DType;
 
 use crate::checkpoint::{self, Interval, RunState};
 use crate::evaluate::{agreed, evaluate, perplexity};
-use crate::job::{Job, Use, data_options};
+use crate::job::{Job, data_options};
 use crate::optimizer::{AdamW, AdamWOptions, clip_factor};
 use crate::ranks::{Gathering, What};
 use crate::resume::{Start, same};
@@ -25,7 +25,7 @@ use crate::schedule::{Schedule, Shape, Slope};
 use crate::step::LossCount;
 use crate::step_clock::StepClock;
 use crate::window::{MicroBatch, env_on, gradients, norm};
-use crate::{Result, TrainError, adapter, experts, model_output, profiling};
+use crate::{Result, TrainError, adapter, experts, model_output, profiling, ranks};
 
 /// What a run tells whoever watches it.
 pub trait Observer {
@@ -159,73 +159,12 @@ pub fn train(
 ) -> Result<Finished> {
     match job.mesh.num_ranks()? {
         1 => train_rank(job, corpus, eval, start, stop, watch),
-        world => on_ranks(world, job, (corpus, eval), start, stop, watch),
+        world => ranks::train(world, job, (corpus, eval), start, stop, watch),
     }
 }
 
-/// Nobody watches a rank that is not the first.
-struct Unwatched;
-
-impl Observer for Unwatched {
-    fn message(&mut self, _text: &str) {}
-    fn step(&mut self, _step: &ProgressStep, _logged: bool) {}
-}
-
-/// The first rank is the caller's thread, with the caller's job; the others make theirs from its configuration.
-fn on_ranks(
-    world: usize,
-    job: &mut Job,
-    (corpus, eval): (Corpus, Option<Corpus>),
-    start: &Start,
-    stop: &AtomicBool,
-    watch: &mut dyn Observer,
-) -> Result<Finished> {
-    let mut comms = local_world(world, &CommOptions::default());
-    let first = comms.remove(0);
-    let (failure, config) = (first.clone(), job.config.clone());
-    // What a rank ends with is told to its peers before it goes, so that none of them waits for it.
-    let told = |comm: &Communicator, result: Result<Finished>| {
-        if let Err(e) = &result {
-            comm.abort(e.to_string());
-        }
-        result
-    };
-    let mut results: Vec<Result<Finished>> = std::thread::scope(|scope| {
-        let follow = |comm: Communicator| {
-            let (config, corpus, eval) = (config.clone(), corpus.clone(), eval.clone());
-            std::thread::Builder::new().name(format!("rank-{}", comm.rank())).spawn_scoped(scope, move || {
-                let train = || {
-                    let mut job = Job::prepare(config, Use::Train)?;
-                    job.place(&comm)?;
-                    train_rank(&mut job, corpus, eval, start, stop, &mut Unwatched)
-                };
-                told(&comm, train())
-            })
-        };
-        let followers: Vec<_> = comms.into_iter().map(follow).collect();
-        let refused = followers.iter().find_map(|f| f.as_ref().err().map(ToString::to_string));
-        let own = match refused {
-            Some(why) => Err(TrainError::setting("mesh", format!("the system refused a thread for a rank: {why}"))),
-            None => job.place(&first).and_then(|()| train_rank(job, corpus.clone(), eval.clone(), start, stop, watch)),
-        };
-        let mut results = vec![told(&first, own)];
-        for handle in followers.into_iter().flatten() {
-            let panicked = || TrainError::setting("mesh", "a rank panicked; its message is above");
-            results.push(handle.join().unwrap_or_else(|_| Err(panicked())));
-        }
-        results
-    });
-    // Where several failed, the first one to fail is what matters; the others only say that it did.
-    let culprit = failure.failure().and_then(|f| f.culprit()).filter(|&r| results.get(r).is_some_and(Result::is_err));
-    let rank = culprit.or_else(|| results.iter().position(Result::is_err)).unwrap_or(0);
-    results.swap_remove(rank).map_err(|error| match rank {
-        0 => error,
-        rank => TrainError::Rank { layout: format!("mesh {}", job.mesh), rank, error: Box::new(error) },
-    })
-}
-
 /// The run, as one rank sees it.
-fn train_rank(
+pub(crate) fn train_rank(
     job: &mut Job,
     corpus: Corpus,
     eval: Option<Corpus>,

@@ -98,8 +98,12 @@ pub fn step(
     (lr, max_norm): (f32, f64),
     distributed: Option<&Arc<Distributed>>,
 ) -> Result<WindowResult> {
+    let profiler = env.rt.device().profiler();
+    let _step = profiler.region("step");
     let (loss, tokens) = gradients(model, env, batches, distributed)?;
+    let _optimizer = profiler.phase("optimizer");
     let grad_norm = update(&env.rt, optimizer, loss.count, (lr, max_norm), distributed)?;
+    env.scales.commit();
     Ok(WindowResult { loss, grad_norm, tokens })
 }
 

@@ -2,16 +2,19 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{CommError, Result};
 
-/// The sizes of a mesh's dimensions; all 1 by default.
+/// The sizes of a mesh's dimensions; all 1 by default. It is what stands in a configuration under `mesh:`.
 ///
 /// Ranks are numbered with `pp` outermost, then `dp_replicate`, `dp_shard`, `cp`, and `tp` innermost:
 /// `rank = (((pp · DP_REPLICATE + dp_replicate) · DP_SHARD + dp_shard) · CP + cp) · TP + tp`.
 ///
 /// Experts see the same ranks otherwise: the dp_shard · cp · tp ranks of one pipeline stage and one replica are cut into
 /// `efsdp × ep`, `ep` innermost. So `ep` adds no ranks, and must divide dp_shard · cp · tp.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct MeshShape {
     /// Pipeline stages.
     pub pp: usize,

@@ -151,6 +151,6 @@ impl Describe for LatentAttention {
         v.child("o_proj", &*self.o_proj);
     }
     fn kind(&self) -> &'static str {
-        "attention"
+        "latent_attention"
     }
 }
